@@ -25,6 +25,7 @@ from .weights import Group, Weight, WeightProduct, compile_weight, parse_weight,
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
+    from ..isa.bare import BareKernel
     from .source_file import Source
 
 _LEGEND = (
@@ -95,13 +96,19 @@ def isa(
             if given:
                 raise ArgumentError(f"{option} belongs to an operation, not to a file")
         source = read_source(target, gpu, kernel)
-        if check:
-            if source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
-                from ..codegen.assemble import object_file
+        bare = source.elf is None and ".amdgpu_metadata" not in source.text
+        if (check or bare) and source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
+            from ..codegen.assemble import object_file
 
-                with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
-                    object_file(source.text, source.gpu)  # which says what cannot be assembled
+            with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
+                object_file(source.text, source.gpu)  # which says what cannot be assembled
+        if check:
             _check(source.text, source.gpu, kernel, profile, as_json)
+            return
+        if bare:
+            from ..isa.bare import bare_kernel
+
+            _show(bare_kernel(source.text, _gpu_of(source, target), kernel), said, asked, listing, as_json)
             return
         code = _code_object(source, target, kernel)
     elif target == "attention":
@@ -152,24 +159,31 @@ def _check(
         raise typer.Exit(1)
 
 
-def _code_object(source: Source, path: str, kernel: str | None) -> CodeObject:
+def _gpu_of(source: Source, path: str) -> str:
     if source.gpu is None:
         raise ArgumentError(f"{path} has no .amdgcn_target line: say with --gpu which GPU it is for")
+    return source.gpu
+
+
+def _code_object(source: Source, path: str, kernel: str | None) -> CodeObject:
+    gpu = _gpu_of(source, path)
     if source.elf is not None:
         from ..codegen.code_object import from_amdgcn
         from ..gpu import get_gpu
 
-        return from_amdgcn(source.text, source.elf, get_gpu(source.gpu), triton_version="", kernel=kernel)
+        return from_amdgcn(source.text, source.elf, get_gpu(gpu), triton_version="", kernel=kernel)
     from ..codegen import assemble
 
-    return assemble(source.text, source.gpu, kernel=kernel)
+    return assemble(source.text, gpu, kernel=kernel)
 
 
-def _show(code: CodeObject, said: str, asked: dict[str, Any], listing: bool, as_json: bool) -> None:
-    from ..isa import render
+def _show(code: CodeObject | BareKernel, said: str, asked: dict[str, Any], listing: bool, as_json: bool) -> None:
+    from ..isa import bare, render
 
+    is_bare = isinstance(code, bare.BareKernel)
     if as_json:
-        print_json(asked | render.to_dict(code, listing=listing))
+        shown = bare.to_dict(code, listing=listing) if is_bare else render.to_dict(code, listing=listing)
+        print_json(asked | shown)
         return
     console = new_console()
     if not console.is_terminal:  # a pipe has no width: do not cut the listing at an assumed one
@@ -178,4 +192,4 @@ def _show(code: CodeObject, said: str, asked: dict[str, Any], listing: bool, as_
         console.print(said)
         console.print(asked["config"], style="dim")
     console.print(_LEGEND, "", style="dim", sep="\n")
-    console.print(render.render(code, listing=listing))
+    console.print(bare.render(code, listing=listing) if is_bare else render.render(code, listing=listing))

@@ -69,7 +69,7 @@ def analyze(asm: str, kernel: str | None = None) -> Analysis:
 def analyze_listing(listing: Listing) -> Analysis:
     """As `analyze`, for instructions that are parsed already."""
     loops = find_loops(listing)
-    return Analysis(listing, loops, _hottest(loops), instruction_mix(listing.instructions))
+    return Analysis(listing, loops, hottest(loops), instruction_mix(listing.instructions))
 
 
 def find_loops(listing: Listing) -> tuple[Loop, ...]:
@@ -114,10 +114,11 @@ def hot_loop(asm: str, kernel: str | None = None) -> Loop | None:
 
     Instructions of an inner loop count for that one only, so the innermost loop that does the work is found.
     """
-    return _hottest(find_loops(parse_listing(asm, kernel)))
+    return hottest(find_loops(parse_listing(asm, kernel)))
 
 
-def _hottest(loops: Sequence[Loop]) -> Loop | None:
+def hottest(loops: Sequence[Loop]) -> Loop | None:
+    """That of `hot_loop` among the loops of a listing."""
     def weight(loop: Loop) -> tuple[int, int, int]:
         inner = [other for other in loops if other is not loop and _contains(loop, other)]
         own = [

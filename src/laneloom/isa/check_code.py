@@ -14,7 +14,7 @@ from .disassembly import branch_target
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
-from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instruction
+from .parse import FILE, LOC, Instruction, Operand, Source, descriptor, file_name, instruction, kernel_names
 from .parse import Listing as TypedListing
 from .registers import Uses, uses
 from .targets import gpu_of
@@ -69,6 +69,7 @@ class Code:
     blocks: tuple[Block, ...]
     metadata: KernelMetadata | None
     text: str
+    listing: Listing  #: the same instructions without their operands' types
 
     def blocks_before(self) -> list[list[int]]:
         """Of each block the numbers of those that control may come from."""
@@ -106,15 +107,16 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     if row.name not in CHECKED:
         raise UnsupportedError(f"laneloom checks code of {', '.join(CHECKED)}, not of {row.name} ({row.family})")
     described = {m.name: m for m in parse_metadata(text)}
-    names = list(described) or symbols
+    described_alone = [] if described or symbols else kernel_names(text)  # by a descriptor, without metadata
+    names = list(described) or symbols or described_alone
     if kernel is not None:
         if kernel not in names:
             raise ArgumentError(f"no kernel {kernel!r} in this text: it holds {', '.join(names) or 'no kernel names'}")
         names = [kernel]
     codes = []
     for name in names or [None]:
-        part = text if name in described or name is None else _only(text, name, symbols)
-        listing = parse_listing(part, name if name in described else None)
+        part = _only(text, name, symbols) if name in symbols else text
+        listing = parse_listing(part, None if name in symbols else name)
         foreign = next((i for i in listing.instructions if not _AMDGCN.match(i.mnemonic)), None)
         if foreign is not None:
             raise ArgumentError(f"line {foreign.line} is no AMDGCN instruction: {foreign.text[:80]!r}")
@@ -126,7 +128,9 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
 
 
 def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: KernelMetadata | None) -> Code:
-    wave64 = re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE)
+    asked = descriptor(text, name) if name else {}
+    wave64 = re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE) and not asked  # of a part of a text
+    wave64 = wave64 or asked.get("wavefront_size32") == "0"
     lanes = metadata.wave if metadata else 64 if wave64 or gpu.major == 9 else 32
     where = _sources(text)
     code = [instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line)) for i in listing.instructions]
@@ -136,7 +140,7 @@ def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: Ker
     if gpu.is_cdna5:
         code = _numbered(code, listing, name, gpu)
     steps = [Step(typed, i.kind, uses(typed, lanes)) for typed, i in zip(code, listing.instructions, strict=True)]
-    return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text)
+    return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text, listing)
 
 
 def _numbered(code: list[Instruction], listing: Listing, name: str | None, gpu: Gpu) -> list[Instruction]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .analysis import hot_loop
+from .analysis import find_loops, hottest
 from .check_code import Code, Step
 from .finding import Finding, found
 from .lane_values import Value, all_lanes, follow, values_at_start
@@ -159,7 +159,7 @@ def check_spills(code: Code) -> Iterator[Finding]:
 def check_accumulators(code: Code) -> Iterator[Finding]:
     """Moves between vector and accumulation registers in the hot loop: one finding for the loop."""
     moves = {s.ins.line: s for s in code.steps if s.ins.name.startswith(("v_accvgpr_read", "v_accvgpr_write"))}
-    loop = hot_loop(code.text, code.kernel if code.metadata else None) if moves else None
+    loop = hottest(find_loops(code.listing)) if moves else None
     if loop is None:
         return
     inside = [moves[i.line] for i in loop.instructions if i.line in moves]

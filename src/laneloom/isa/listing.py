@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from .handwritten import as_printed, line_number
 from .metadata import parse_metadata, select_kernel
+from .parse import kernel_names
 
 
 class Kind(StrEnum):
@@ -94,12 +95,13 @@ _TARGET = re.compile(r'^\s*\.(?:amdgcn_target|target)\s+"?[^\n]*?(gfx[0-9a-f]+|s
 
 
 def parse_listing(asm: str, kernel: str | None = None) -> Listing:
-    """The instructions of `kernel`, or of the text's only kernel; text without metadata is taken whole.
+    """The instructions of `kernel`, or of the text's only kernel; text without metadata is taken whole where none
+    is named.
 
     Raises ArgumentError for an unknown kernel, or for several kernels and no choice.
     """
     asm = as_printed(asm)
-    if parse_metadata(asm) or kernel is not None:
+    if parse_metadata(asm) or (kernel is not None and kernel not in kernel_names(asm)):
         kernel = select_kernel(asm, kernel).name
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}

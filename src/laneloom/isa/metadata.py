@@ -72,7 +72,7 @@ def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
     if not kernels:
         raise ArgumentError(
             "the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown (laneloom run and "
-            "laneloom isa --check do without)"
+            "laneloom isa do without)"
         )
     if kernel is None:
         if len(kernels) > 1:

@@ -116,11 +116,9 @@ class Listing:
     entries: dict[str, int] = field(default_factory=dict)  #: function -> index of its first instruction
 
     def directive(self, name: str, default: int = 0) -> int:
-        """An integer `.amdhsa_` directive; absent ones and expressions give `default`."""
-        try:
-            return int(self.descriptor[name], 0)
-        except (KeyError, ValueError):
-            return default
+        """An integer `.amdhsa_` directive; absent ones and expressions of symbols give `default`."""
+        number = value_of(self.descriptor.get(name, ""))
+        return default if number is None else number
 
 
 def kernel_names(text: str) -> list[str]:
@@ -140,7 +138,7 @@ def parse(text: str, kernel: str | None = None) -> Listing:
         kernel = names[0]
     elif kernel not in names:
         raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names)}")
-    listing = Listing(kernel, [], {}, _descriptor(text, kernel))
+    listing = Listing(kernel, [], {}, descriptor(text, kernel))
     lines = text.split("\n")
     files = {m[1]: file_name(m) for m in FILE.finditer(text)}
     functions = {m[1].strip('"'): m[1] + ":" for m in _FUNCTION.finditer(text)}
@@ -220,7 +218,8 @@ def _has_wide_literal(name: str, words: list[str]) -> bool:
     return len(words) - (2 if int(words[0], 16) >> 26 in (0b110101, 0b110011) else 1) == 2
 
 
-def _descriptor(text: str, kernel: str) -> dict[str, str]:
+def descriptor(text: str, kernel: str) -> dict[str, str]:
+    """The `.amdhsa_` directives of a kernel, by name without the prefix."""
     match = re.search(rf"^\s*\.amdhsa_kernel\s+{re.escape(kernel)}\s*$(.*?)^\s*\.end_amdhsa_kernel", text, re.M | re.S)
     return {m[1]: m[2].strip() for m in _AMDHSA.finditer(match[1])} if match else {}
 

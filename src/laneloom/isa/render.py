@@ -99,7 +99,6 @@ def to_dict(code: CompiledKernel, *, listing: bool = True) -> dict[str, Any]:
     """Everything that `render` shows, as JSON can hold it. `hot_loop` is None for a kernel without a loop."""
     analysis = analyze_code(code)
     fits = code_occupancy(code)
-    hot = analysis.hot
     shown: dict[str, Any] = {
         "kernel": code.kernel,
         "gpu": code.gpu.name,
@@ -123,9 +122,14 @@ def to_dict(code: CompiledKernel, *, listing: bool = True) -> dict[str, Any]:
             "wave_slots": fits.slots,
             "workgroups": fits.workgroups,
         },
-        "mix": _mix_dict(analysis.mix),
-        "hot_loop": None,
     }
+    return shown | analysis_dict(analysis, code.gpu, listing)
+
+
+def analysis_dict(analysis: Analysis, gpu: Gpu, listing: bool) -> dict[str, Any]:
+    """The part of `to_dict` that the instructions alone tell."""
+    hot = analysis.hot
+    shown: dict[str, Any] = {"mix": _mix_dict(analysis.mix), "hot_loop": None}
     if hot is not None:
         shown["hot_loop"] = {
             "label": hot.label,
@@ -133,7 +137,7 @@ def to_dict(code: CompiledKernel, *, listing: bool = True) -> dict[str, Any]:
             "order": order(hot),
             "order_with_lds_waits": order(hot, lds_waits=True),
             "mix": _mix_dict(instruction_mix(hot.instructions)),
-            "matrix_overlap": matrix_overlap(hot) if code.gpu.vendor == "amd" else None,
+            "matrix_overlap": matrix_overlap(hot) if gpu.vendor == "amd" else None,
             "narrow_loads": [i.text for i in narrow_loads(hot)],
         }
     if listing:
@@ -152,13 +156,15 @@ def render(code: CompiledKernel, *, listing: bool = True) -> RenderableType:
         Text(),
         _resources(code),
         Text(),
-        _mix_table(analysis),
-        Text(),
-        *_loop_lines(code, analysis),
+        *analysis_parts(analysis, code.gpu, listing),
     ]
-    if listing:
-        parts += [Text(), _listing(analysis)]
     return Group(*parts)
+
+
+def analysis_parts(analysis: Analysis, gpu: Gpu, listing: bool) -> list[RenderableType]:
+    """The part of the page that the instructions alone tell."""
+    parts: list[RenderableType] = [_mix_table(analysis), Text(), *_loop_lines(gpu, analysis)]
+    return [*parts, Text(), _listing(analysis)] if listing else parts
 
 
 def _mix_dict(mix: Mix) -> dict[str, Any]:
@@ -213,7 +219,7 @@ def _mix_table(analysis: Analysis) -> Table:
     return table
 
 
-def _loop_lines(code: CompiledKernel, analysis: Analysis) -> list[RenderableType]:
+def _loop_lines(gpu: Gpu, analysis: Analysis) -> list[RenderableType]:
     hot = analysis.hot
     if hot is None:
         return [Text("The kernel has no loop.")]
@@ -223,7 +229,7 @@ def _loop_lines(code: CompiledKernel, analysis: Analysis) -> list[RenderableType
         Text(f"  {order(hot)}"),
         Text(f"  with LDS waits: {order(hot, lds_waits=True)}", style="dim"),
     ]
-    if code.gpu.vendor == "amd" and hot.count(Kind.MATRIX):
+    if gpu.vendor == "amd" and hot.count(Kind.MATRIX):
         covered = f"{matrix_overlap(hot):.0%} of an iteration's matrix instructions"
         lines.append(Text(f"  every global load is in flight during at least {covered}"))
     narrow = narrow_loads(hot)
