@@ -63,6 +63,8 @@ def test_preloaded_arguments(gpu):
     assert "kernarg_preload_length" in text
     got = run(text, gpu, struct.pack("<i4xqh", -5, 1 << 40, -7), np.zeros(128, np.int64))
     assert (got == (1 << 40) + 2).all()
+    with pytest.raises(HazardError, match=r"nobody wrote .*; the kernel reads .*: bytes 24 to 25 of .* \(c\)"):
+        run(text, gpu, struct.pack("<i4xq", -5, 1 << 40), np.zeros(128, np.int64))
 
 
 @pytest.mark.parametrize("header", [HEADER, PRINTED])
@@ -85,7 +87,8 @@ def test_preloaded_from_the_second_argument_on():
     got = run(text, "gfx942", struct.pack("<II", 1234, 5678), np.zeros(128, np.uint32))
     assert (got == 5678).all()
     text = text.replace("\t\t.amdhsa_accum_offset", "\t\t.amdhsa_kernarg_size 16\n\t\t.amdhsa_accum_offset")
-    with pytest.raises(HazardError, match="stores bits that nobody wrote"):  # the launch gives the first alone
+    missing = "nobody wrote .*; the kernel reads arguments .*: bytes 12 to 15 of the argument block;"
+    with pytest.raises(HazardError, match=missing):  # the launch gives the first alone
         run(text, "gfx942", struct.pack("<I", 1234), np.zeros(128, np.uint32))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..gpu import Gpu
 from ..isa.parse import EXEC, NULL, TTMP, Listing
 from .buffer_access import scratch_resource
+from .not_given import NotGiven
 
 #: user SGPRs and how many words each takes, in order; the words of the argument block that are preloaded come behind
 _USER_SGPRS = {
@@ -80,17 +81,18 @@ def number_lanes(V: np.ndarray, thread: np.ndarray, size: tuple[int, int, int], 
         V[k] = number
 
 
-def defined_at_entry(listing: Listing, gpu: Gpu, kernarg: int, not_given: range) -> int:
+def defined_at_entry(listing: Listing, gpu: Gpu, not_given: NotGiven) -> int:
     """The scalar registers that hold something when a kernel starts, as a bit mask.
 
-    kernarg: the address of the argument block; not_given: the addresses of arguments that the launch leaves out.
+    not_given: what the launch leaves out of the argument block, which some of them are loaded from.
     """
     count = user_sgpr_count(listing)
     mask = (1 << count) - 1
     first = sum(_USER_SGPRS[name] for name in _enabled(listing))
-    for k in range(listing.directive("user_sgpr_kernarg_preload_length")):
-        if kernarg + 4 * (listing.directive("user_sgpr_kernarg_preload_offset") + k) in not_given:
-            mask &= ~(1 << first + k)
+    preloaded = 4 * np.arange(listing.directive("user_sgpr_kernarg_preload_length"))
+    preloaded += not_given.base + 4 * listing.directive("user_sgpr_kernarg_preload_offset")
+    for k in np.flatnonzero(not_given.lacks(preloaded, 4).all(axis=1)):
+        mask &= ~(1 << first + int(k))
     if gpu.major == 12:
         mask |= int(gpu.is_cdna5) << TTMP + 6 | 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
     else:

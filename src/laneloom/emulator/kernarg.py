@@ -8,6 +8,7 @@ import numpy as np
 
 from .global_sync import GlobalWaveSync
 from .hostcall import Hostcall
+from .not_given import NotGiven
 from .operands import PRIVATE_APERTURE, SHARED_APERTURE
 from .program import Program
 
@@ -44,13 +45,13 @@ def with_hidden_arguments(
     return block
 
 
-def not_given(kernarg: bytes, program: Program, address: int) -> range:
-    """The addresses behind the arguments that the launch gives, up to the size that the descriptor says.
+def not_given(kernarg: bytes, program: Program, address: int) -> NotGiven:
+    """What stands behind the arguments that the launch gives, up to the size that the descriptor says.
 
     Hidden arguments, which stand there, are given where the metadata lists them.
     """
-    size = 0 if program.hidden_arguments else program.listing.directive("kernarg_size")
-    return range(address + len(kernarg), address + size)
+    end = min((a.offset for a in program.hidden_arguments), default=program.listing.directive("kernarg_size"))
+    return NotGiven(address, len(kernarg), end, program.arguments)
 
 
 def dispatch_packet(grid: _Three, size: _Three, scratch: int, lds_bytes: int) -> np.ndarray:

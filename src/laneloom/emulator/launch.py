@@ -173,7 +173,7 @@ class _Run:
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters
         self.memory.named, self.memory.sync = NamedBarriers(self.waves_per_group), sync
         self.memory.not_given = not_given(kernarg, program, self.kernarg.ctypes.data)
-        self.defined_s = defined_at_entry(listing, program.gpu, self.kernarg.ctypes.data, self.memory.not_given)
+        self.defined_s = defined_at_entry(listing, program.gpu, self.memory.not_given)
         clusters.begin(self.waves_per_group)
         self.observer: Observer | None = observer
         self.chosen = observer.begin(program, groups, self.waves_per_group) if observer else np.arange(groups)

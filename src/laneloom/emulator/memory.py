@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EmulationError, OutOfBoundsError
+from .not_given import NotGiven
 
 U64 = np.uint64
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # a 16-byte item moves as complex128
@@ -68,7 +69,7 @@ class GlobalMemory:
         self.clusters: Any = None  #: the Clusters of the launch
         self.named: Any = None  #: its NamedBarriers
         self.sync: Any = None  #: its GlobalWaveSync
-        self.not_given = range(0)  #: the addresses of arguments that the launch leaves out
+        self.not_given = NotGiven(0, 0, 0)  #: arguments that the launch leaves out
         self.host: Any = None  #: the Hostcall that answers this kernel's calls to the host
         self.counters: Any = None  #: the Counters that want to know of every access
         self.ticks = 0  #: of the clocks that code can read

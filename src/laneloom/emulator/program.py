@@ -106,9 +106,8 @@ class Program:
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
         constants = calls.link(plain_symbols(asm), self.listing, self.places)
         self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]  #: beside arguments
-        self.hidden_arguments = [
-            a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
-        ]
+        self.arguments = [a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments]
+        self.hidden_arguments = [a for a in self.arguments if a.kind.startswith("hidden_")]
         narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
         self.lanes = 32 if narrow else 64
         first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
@@ -338,6 +337,7 @@ class Program:
                     done += 1
         except Found as found:
             ins = block.sources[min(done, len(block.sources) - 1)]
+            found.text += g.memory.not_given.said() if found.kind == "undefined" else ""
             raise as_error(self.kernel, found, ins, name_wave) from None
         except Misaligned as fault:
             found = Found("alignment", fault.text, int(g.ids[fault.wave]), fault.lane)

@@ -352,8 +352,7 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
     def gather(self, offset, nbytes):
         self.watch_load(offset, nbytes)
         if self.not_given and self.now is not None:
-            address = offset + self.base
-            lacks = (address + nbytes > self.not_given.start) & (address < self.not_given.stop)
+            lacks = np.asarray(self.not_given.lacks(offset + self.base, nbytes).any(axis=-1))
             self.doubtful = lacks if self.doubtful is None else self.doubtful | lacks
         return GlobalMemory.gather(self, offset, nbytes)
 

@@ -176,10 +176,9 @@ def _scalar_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
 
 def _bits_not_given(g: Waves, load: ScalarLoad) -> np.ndarray:
     """Bits [word, wave] of a scalar load that belong to arguments that the launch leaves out."""
-    octets = load.address(g)[:, None] + np.arange(max(load.nbytes, 4))
-    lacks = (octets >= g.memory.not_given.start) & (octets < g.memory.not_given.stop)
-    lacks[:, load.nbytes :] = lacks[:, load.nbytes - 1, None] & load.signed  # copies of the sign, or 0
-    return np.where(lacks, np.uint8(0xFF), np.uint8(0)).view(U32).T
+    lacks = g.memory.not_given.lacks(load.address(g), load.nbytes)
+    above = np.repeat(lacks[:, -1:] & load.signed, max(4 - load.nbytes, 0), axis=1)  # copies of the sign, or 0
+    return np.where(np.hstack([lacks, above]), np.uint8(0xFF), np.uint8(0)).view(U32).T
 
 
 def _scalar_store_rule(ins: Instruction, touched: Uses) -> Rule:
