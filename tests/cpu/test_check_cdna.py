@@ -84,6 +84,8 @@ def missing(*lines: str, gpu: str = "gfx942") -> int:
         ("s_mov_b32 s4, 0", "global_load_dword v60, v61, s[4:5]", 0, 0),
         ("v_mov_b32_e32 v9, 0", "v_readfirstlane_b32 s4, v9", 1, 1),
         ("v_mov_b32_e32 v9, 0", "v_mov_b32_dpp v60, v9 row_shr:8 row_mask:0xf bank_mask:0xf", 2, 2),
+        ("v_mov_b32_e32 v9, 0", "v_mov_b32 v60, v9 row_shr:8", 2, 2),  # people may leave the suffix out
+        ("v_add_f16 v1, v2, v3 dst_sel:WORD_1 src0_sel:WORD_0", READ, 1, 1),
         ("v_add_f32_e32 v9, v9, v8", "v_add_f32_dpp v9, v9, v9 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf", 2, 2),
         ("global_store_dwordx4 v[50:51], v[0:3], off", WRITE, 2, 2),
         ("global_store_dwordx2 v[50:51], v[0:1], off", WRITE, 0, 0),

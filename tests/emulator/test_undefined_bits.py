@@ -373,11 +373,7 @@ def shadowed(code: str, rng, u_v, u_s):
     return g, block.steps, V, S
 
 
-@pytest.mark.parametrize(("code", "file", "registers"), SELECTS)
-def test_bits_that_two_sums_take_out_again(code, file, registers):
-    result, _, y, mask = registers
-    words = 1 + ("b64" in code)
-    rng = np.random.default_rng(len(code))
+def check_sound(code: str, rng) -> None:
     for _ in range(8):
         u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
         u_v[1:8], u_s[4:12] = undefined(rng, (7, WAVES, 32)), undefined(rng, (8, WAVES))
@@ -392,8 +388,27 @@ def test_bits_that_two_sums_take_out_again(code, file, registers):
         for V_k, S_k in found[1:]:
             assert not ((V_k ^ found[0][0]) & ~g.shadow.V).any()
             assert not ((S_k ^ found[0][1]) & ~g.shadow.S).any()
+
+
+@pytest.mark.parametrize(("code", "file", "registers"), SELECTS)
+def test_bits_that_two_sums_take_out_again(code, file, registers):
+    result, _, y, mask = registers
+    words = 1 + ("b64" in code)
+    rng = np.random.default_rng(len(code))
+    check_sound(code, rng)
     u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
     (u_v if file == "v" else u_s)[y : y + words] = 0xFFFFFFFF
     g, _, V, S = shadowed(code, rng, u_v, u_s)
     m = (V if file == "v" else S)[mask : mask + words]
     np.testing.assert_array_equal((g.shadow.V if file == "v" else g.shadow.S)[result : result + words], ~m)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("suffix", ["_dpp", ""])
+def test_sums_of_other_lanes_are_no_such_thing(place, suffix):
+    """DPP, with which instructions are no select; people may leave its suffix out."""
+    parts = ["v_xor_b32{} v3, v1, v2", "v_and_b32{} v3, v3, v4", "v_xor_b32{} v8, v3, v2"]
+    parts = [part.format(suffix) + " row_mirror" * (k == place) for k, part in enumerate(parts)]
+    if suffix:
+        parts = [part if k == place else part.replace(suffix, "_e32") for k, part in enumerate(parts)]
+    check_sound(" | ".join(parts), np.random.default_rng(place))

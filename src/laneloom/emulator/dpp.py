@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from ..isa.parse import Instruction
+from ..isa.parse import DPP_CONTROLS, Instruction
 from .state import Waves
 
 OUTSIDE = -1  #: a source lane that does not exist
@@ -26,15 +26,11 @@ def _list(text: str) -> list[int]:
 
 
 #: modifiers that are DPP's
-_CONTROLS = {
-    "dpp8", "quad_perm", "row_mirror", "row_half_mirror", "row_shl", "row_shr", "row_ror", "row_share", "row_newbcast",
-    "row_bcast", "wave_shl", "wave_shr", "wave_rol", "wave_ror", "row_xmask", "row_mask", "bank_mask", "bound_ctrl",
-    "fi",
-}  # fmt: skip
+_CONTROLS = DPP_CONTROLS | {"row_mask", "bank_mask", "bound_ctrl", "fi"}
 
 
-def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
-    """Per destination lane the source lane, OUTSIDE where the control points past the row; None without DPP."""
+def source_lanes(ins: Instruction, lanes: int) -> np.ndarray:
+    """Of DPP per destination lane the source lane, OUTSIDE where the control points past the row."""
     lane = np.arange(lanes)
     row, within = lane & ~15, lane & 15
     for key, value in ins.modifiers.items():
@@ -63,9 +59,7 @@ def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
             return (lane + (1 if key == "wave_rol" else -1)) % lanes
         if key == "row_xmask":
             return row + (within ^ int(value, 0))
-    if "dpp" in ins.encoding:
-        raise UnknownInstructionError(f"no known DPP control in {ins.text!r}")
-    return None  # inline assembly may leave the suffix out: the control alone makes an instruction DPP
+    raise UnknownInstructionError(f"no known DPP control in {ins.text!r}")
 
 
 class LaneSource:
@@ -137,8 +131,9 @@ class LaneSource:
         in one more register, the last."""
         destination, first, *others = ins.operands
         rest = {name: value for name, value in ins.modifiers.items() if name not in _CONTROLS}
-        encoding, operands = ins.encoding.replace("_dpp", ""), (destination, replace(first, index=-1), *others)
-        step = build(replace(ins, encoding=encoding.replace("dpp", ""), operands=operands, modifiers=rest), target)
+        encoding = ins.encoding.partition("dpp")[0].rstrip("_")
+        operands = (destination, replace(first, index=-1), *others)
+        step = build(replace(ins, encoding=encoding, operands=operands, modifiers=rest), target)
         read = self.reader(lambda g: g.u[first.index])
 
         def with_one_more(g: Waves, found: np.ndarray) -> None:
@@ -158,11 +153,9 @@ class LaneSource:
 
 def lane_source(ins: Instruction, lanes: int) -> LaneSource | None:
     """The DPP control of an instruction, None where it has none."""
-    if not ins.modifiers and "dpp" not in ins.encoding:
+    if "dpp" not in ins.encoding:
         return None
     index = source_lanes(ins, lanes)
-    if index is None:
-        return None
     lane = np.arange(lanes)
     rows, banks = ins.number("row_mask", 0xF), ins.number("bank_mask", 0xF)
     write = ((rows >> (lane // 16 % 4)) & 1).astype(bool) & ((banks >> (lane % 16 // 4)) & 1).astype(bool)

@@ -19,7 +19,7 @@ _SELECTIONS = {"DWORD": (0, 32), **{f"BYTE_{k}": (8 * k, 8) for k in range(4)}, 
 
 def is_sdwa(ins: Instruction) -> bool:
     """Whether an instruction selects parts of its registers."""
-    return ins.encoding == "sdwa" or "src0_sel" in ins.modifiers
+    return ins.encoding == "sdwa"
 
 
 def selection(ins: Instruction, name: str) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class Instruction:
     """One machine instruction (a dual-issue pair is one, with `second` set)."""
 
     name: str  #: mnemonic without the encoding suffix
-    encoding: str  #: "e32", "e64", "dpp", "e64_dpp" or ""
+    encoding: str  #: "e32", "e64", "dpp", "dpp8", "e64_dpp", "e64_dpp8", "sdwa" or ""
     operands: tuple[Operand, ...]
     modifiers: dict[str, str]
     line: int  #: line of the assembly text, from 1
@@ -252,9 +252,20 @@ def instruction(
     if match := re.fullmatch(r"(\w+?)_(e32|e64|dpp8?|e64_dpp8?|sdwa)", mnemonic):
         name, encoding = match[1], match[2]
     operands, modifiers = _split(rest.strip(), name)
+    if modifiers and name.startswith("v_"):  # whose suffix people may leave out
+        if encoding in ("", "e64") and not DPP_CONTROLS.isdisjoint(modifiers):
+            encoding = (encoding + "_dpp").lstrip("_")
+        elif encoding == "" and not _SDWA_PARTS.isdisjoint(modifiers):
+            encoding = "sdwa"
     return Instruction(name, encoding, operands, modifiers, number, text, source, second)
 
 
+#: modifiers that say which lane DPP reads, and those of SDWA
+DPP_CONTROLS = frozenset(
+    "dpp8 quad_perm row_mirror row_half_mirror row_shl row_shr row_ror row_share row_newbcast row_bcast wave_shl "
+    "wave_shr wave_rol wave_ror row_xmask".split()
+)
+_SDWA_PARTS = frozenset(("src0_sel", "src1_sel", "dst_sel"))
 _VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_wait_alu", "s_waitcnt_depctr"})
 _BRANCHES = ("s_branch", "s_cbranch_")
 
