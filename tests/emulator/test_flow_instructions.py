@@ -159,6 +159,7 @@ def test_far_branches_of_cdna5():
 def test_trap_stops(gpu):
     with pytest.raises(EmulationError, match="s_trap"):
         run(gpu, "s_trap 2")
+    assert run(gpu, "s_trap 3\nv_mov_b32 v1, 7") == 7  # llvm.debugtrap, where no debugger is
 
 
 def test_labels_may_look_like_registers():

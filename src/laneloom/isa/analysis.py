@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
+from .flow import Flow, flow_of
 from .listing import Instruction, Kind, Listing, parse_listing
 from .metadata import parse_metadata, select_kernel
 
@@ -79,6 +80,8 @@ def find_loops(listing: Listing) -> tuple[Loop, ...]:
         label = instruction.target
         if label is None or listing.labels.get(label, index + 1) > index:
             continue
+        if flow_of(instruction.mnemonic, instruction.text) is Flow.CALLS:
+            continue  # a function that stands in front
         # Compilers also place a shared exit before the code that branches to it.
         if _reaches(listing, listing.labels[label], index):
             ends[label] = index

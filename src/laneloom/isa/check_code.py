@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, get_gpu
 from .disassembly import branch_target
+from .flow import Flow
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
@@ -29,8 +30,6 @@ _BRANCH = re.compile(r"(s_c?branch\w*)\s+(-?\d+)$")
 _AMDGCN = re.compile(
     r"(?:s|v|ds|global|flat|buffer|tbuffer|scratch|image|lds|cluster|tensor)_|exp(?:ort)?\b|undecodable\b"
 )
-_FALLS_THROUGH = ("s_cbranch", "s_call")
-_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_add_pc", "s_rfe", "s_trap")
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,9 @@ class Step:
     uses: Uses
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the next one in the text may follow."""
-        if self.ins.name.startswith(_FALLS_THROUGH):
-            return True
-        return self.kind is not Kind.BRANCH and not self.ins.name.startswith(_LEAVES)
+    def flow(self) -> Flow:
+        """Where control goes behind it."""
+        return self.ins.flow
 
 
 @dataclass(frozen=True)
@@ -81,14 +78,21 @@ class Code:
         return before
 
     def step_before_end(self) -> Step | None:
-        """The text's last step, if control comes there and goes on behind it."""
+        """The last step before the text's end, or before what fills the memory behind it, if control comes there and
+        goes on. A call may be one of no return."""
         seen, left = {0}, [0]
         while left:
             more = {after for after in self.blocks[left.pop()].next if after is not None} - seen
             seen |= more
             left += more
-        step = self.steps[-1]
-        return step if step.goes_on and len(self.blocks) - 1 in seen else None
+        for number in sorted(seen):
+            block = self.blocks[number]
+            step = self.steps[block.last - 1]
+            if step.flow is Flow.FILLS:
+                return self.steps[max(block.last - 2, block.first)]
+            if block.last == len(self.steps) and step.flow in (Flow.NEXT, Flow.BRANCHES):
+                return step
+        return None
 
 
 def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None) -> tuple[Code, ...]:
@@ -177,21 +181,21 @@ def _sources(text: str) -> dict[int, Source]:
 
 def _blocks(steps: list[Step], listing: Listing) -> tuple[Block, ...]:
     starts = {0, *(at for at in listing.labels.values() if at < len(steps))}
-    starts |= {k + 1 for k, s in enumerate(steps) if s.kind is Kind.BRANCH or s.ins.name.startswith(_LEAVES)}
+    starts |= {k + 1 for k, s in enumerate(steps) if s.flow is not Flow.NEXT}
     order = sorted(s for s in starts if s < len(steps))
     number = {at: k for k, at in enumerate(order)}
     blocks = []
     for k, first in enumerate(order):
         last = order[k + 1] if k + 1 < len(order) else len(steps)
-        name = steps[last - 1].ins.name
-        after: list[int | None] = []
-        if steps[last - 1].kind is Kind.BRANCH and not name.startswith(_LEAVES):
+        flow = steps[last - 1].flow
+        after: list[int | None] = [None] if flow is Flow.LEAVES else []
+        if flow in (Flow.BRANCHES, Flow.JUMPS, Flow.CALLS):  # a register's name is no label
             target = listing.instructions[last - 1].target or ""
             after.append(number.get(listing.labels.get(target, -1)))
-        if steps[last - 1].goes_on and last < len(steps):
+        # Code for firmware that preloads no arguments is a trap; other firmware starts behind it.
+        is_header = last == 1 and steps[0].ins.name == "s_trap"
+        if (flow in (Flow.NEXT, Flow.BRANCHES, Flow.CALLS) or is_header) and last < len(steps):
             after.append(number[last])
-        if name.startswith(("s_setpc", "s_swappc", "s_add_pc")):
-            after = [None] + ([number[last]] if name.startswith("s_swappc") and last in number else [])
         blocks.append(Block(first, last, tuple(after)))
     return tuple(blocks)
 

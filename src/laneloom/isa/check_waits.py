@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from .check_code import Code, Step
 from .finding import Finding, found
+from .flow import Flow
 from .listing import Kind
 from .registers import raises, waits
 
@@ -27,7 +28,7 @@ _COUNTERS = {
 _UNKNOWN = re.compile(
     r"image_|exp(ort)?_|exp$|tbuffer_|lds_|ds_(gws|ordered|append|consume)|global_load_(lds|async)|tensor_|cluster_"
     r"|s_(sendmsg|memtime|memrealtime|get_barrier|barrier_leave|barrier_signal_isfirst|atc_probe|scratch|dcache_wb"
-    r"|atomic|swappc|setpc|call|rfe|trap|prefetch|buffer_prefetch)"
+    r"|atomic|trap|prefetch|buffer_prefetch)"
 )
 _TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")  # CDNA counts them as loads
 _COPY = re.compile(r"(global|cluster)_(load|store)_async|tensor_|cluster_load")  # CDNA 5 counts them
@@ -80,7 +81,7 @@ def _after(step: Step, state: State, names: tuple[str, ...], major: int) -> Stat
         asked = waits(step.ins, major)
         return tuple(min(n, asked.get(c, ENDLESS)) for c, n in zip(names, state, strict=True))
     counted = (major == 9 and _TO_LDS.match(name)) or ("tensorcnt" in names and _COPY.match(name))
-    if _UNKNOWN.match(name) and not counted:
+    if (_UNKNOWN.match(name) and not counted) or step.flow is Flow.CALLS:
         return (ENDLESS,) * len(names)
     raised = raises(step.ins, major)
     if _CACHE.match(name):  # gfx12 counts them; on gfx11 and CDNA it is not documented

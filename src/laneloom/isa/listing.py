@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .flow import Flow, flow_of
 from .handwritten import as_printed, line_number
 from .metadata import parse_metadata, select_kernel
 from .parse import kernel_names
@@ -68,9 +69,9 @@ class Instruction:
     @property
     def ends_flow(self) -> bool:
         """Whether the next instruction in the text is not the next one executed."""
-        if self.kind is Kind.BRANCH:
-            return not self.mnemonic.startswith(("s_cbranch", "s_call")) and not self.text.startswith("@")
-        return self.mnemonic in ("s_endpgm", "ret", "exit") and not self.text.startswith("@")
+        if self.mnemonic.startswith("s_"):
+            return flow_of(self.mnemonic, self.text) not in (Flow.NEXT, Flow.BRANCHES, Flow.CALLS)
+        return (self.kind is Kind.BRANCH or self.mnemonic in ("ret", "exit")) and not self.text.startswith("@")  # PTX
 
     @property
     def width_name(self) -> str:
@@ -144,7 +145,7 @@ _RULES: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
         (r"v_", Kind.VALU),
         (r"s_(waitcnt|wait_[a-z_]*cnt|wait_idle)", Kind.WAIT),
         (r"s_barrier", Kind.BARRIER),
-        (r"s_(branch|cbranch|setpc|swappc|add_pc|call)", Kind.BRANCH),
+        (r"s_(branch|cbranch|set_?pc|swap_?pc|add_pc|call|rfe|subvector_loop)", Kind.BRANCH),
         (r"s_(buffer_)?load_", Kind.SCALAR_LOAD),
         (r"(global|flat|buffer|tbuffer)_(atomic)", Kind.ATOMIC),
         (r"(global|buffer)_load_(async_to_)?lds_", Kind.GLOBAL_TO_LDS),

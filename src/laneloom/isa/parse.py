@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..errors import EmulationError
 from .expressions import value_of
+from .flow import Flow, flow_of
 from .handwritten import as_printed, line_number
 from .symbols import plain_symbols
 
@@ -33,7 +34,6 @@ _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 # Behind each instruction llvm-objdump prints its address and machine code.
 _PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
 _NUMBERS = re.compile(r"\s*\.(?:long|int|word|4byte|quad|8byte|octa|short|hword|2byte|byte)\s")
-_LEAVES = ("s_endpgm", "s_branch", "s_setpc", "s_set_pc", "s_code_end", "s_rfe")  # nothing behind it is reached from it
 _ADDRESS = re.compile(r'^\s*\.quad\s+"?([A-Za-z_.$][\w.$]*)', re.MULTILINE)
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
@@ -88,6 +88,11 @@ class Instruction:
     def mnemonic(self) -> str:
         """The name as the text has it, without the encoding suffix."""
         return self.written or self.name
+
+    @property
+    def flow(self) -> Flow:
+        """Where control goes behind it."""
+        return flow_of(self.name, self.text)
 
     def flag(self, name: str) -> bool:
         """Whether a bare modifier such as `clamp` or `offen` is present."""
@@ -208,7 +213,7 @@ _RAW = "machine code that stands as numbers in a text is not decoded: assemble i
 def _is_reached(listing: Listing, function: str) -> bool:
     """Whether control comes to what stands behind the last line of a function as far as it is read."""
     first = listing.entries[function]
-    return len(listing.instructions) == first or not listing.instructions[-1].name.startswith(_LEAVES)
+    return len(listing.instructions) == first or listing.instructions[-1].flow in (Flow.NEXT, Flow.BRANCHES, Flow.CALLS)
 
 
 def _has_wide_literal(name: str, words: list[str]) -> bool:

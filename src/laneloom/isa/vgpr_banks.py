@@ -14,6 +14,7 @@ import re
 from dataclasses import replace
 
 from ..errors import EmulationError
+from .flow import Flow
 from .parse import Instruction, Listing
 from .registers import results
 
@@ -53,11 +54,12 @@ def _settings(listing: Listing, own_fields: bool) -> list[set[int]]:
             continue
         found[at].add(setting)
         ins = code[at]
-        if ins.name.startswith(("s_branch", "s_cbranch")):
+        flow = ins.flow
+        if flow in (Flow.JUMPS, Flow.BRANCHES):
             work.append((labels.get(str(ins.operands[0].value), len(code)), setting))
         if ins.name == "s_add_pc_i64":  # LLVM's far branch: a label less the label behind it
             work.append((labels.get(str(ins.operands[0].value).partition("-")[0], len(code)), setting))
-        if not ins.name.startswith(("s_branch", "s_endpgm", "s_setpc", "s_set_pc", "s_add_pc")):
+        if flow in (Flow.NEXT, Flow.BRANCHES, Flow.CALLS):
             work.append((at + 1, _after(ins, setting, own_fields)))
     return found
 
