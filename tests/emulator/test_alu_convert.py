@@ -171,6 +171,10 @@ def test_packing_integers(execute):
     np.testing.assert_array_equal(machine.vector(0, np.int16, 1), [0, -3, 32767, 0, 255, 300, 0])
     np.testing.assert_array_equal(machine.vector(1, np.uint32) >> 16 & 255, [0, 0, 255, 0, 255, 255, 0])
     np.testing.assert_array_equal(machine.vector(1, np.uint32) & 0xFF00FFFF, 0x11003344)
+    x = np.array([0.5, 0.75, 1.5, 2.5, 254.5, 254.75, -0.75, -np.inf], np.float32)  # bytes alone are rounded
+    machine = execute("v_cvt_pk_i16_f32 v0, v2, v2\nv_cvt_pk_u8_f32 v1, v2, 0, 0", v={2: x})
+    np.testing.assert_array_equal(machine.vector(0, np.int16, 1)[:7], [0, 0, 1, 2, 254, 254, 0])
+    np.testing.assert_array_equal(machine.vector(1, np.uint32), [0, 1, 2, 2, 254, 255, 0, 0])
     x = np.array([0, 1, -1, 0.5, 2, -7, np.nan, 1 / 65535], np.float32)
     machine = execute("v_cvt_pk_norm_i16_f32 v0, v2, v2\nv_cvt_pk_norm_u16_f32 v1, v2, v2", v={2: x})
     np.testing.assert_array_equal(machine.vector(0, np.int16), [0, 32767, -32767, 16384, 32767, -32767, 0, 0])

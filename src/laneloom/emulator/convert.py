@@ -107,8 +107,10 @@ _to_u8 = to_integer(U8)
 
 
 def _insert_byte(x: np.ndarray, place: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """AMD's guides do not say how the float is rounded. To nearest even, as seen on GCN 2 (the shader recompiler of
+    shadPS4), on gfx90c and on gfx1201; other conversions to integers cut off."""
     shift = (place & U32(3)) * U32(8)
-    return (old & ~(U32(0xFF) << shift)) | (_to_u8(x).astype(U32) << shift)
+    return (old & ~(U32(0xFF) << shift)) | (_to_u8(np.rint(x)).astype(U32) << shift)
 
 
 for _name, _accumulates in (("v_cvt_pk_u8_f32", False), ("v_cvt_pkaccum_u8_f32", True)):  # they clamp in any case
