@@ -27,6 +27,9 @@ def test_lighting(execute):
     c = np.array([1, 1, 1, 1, 0, np.nan], np.float32)
     got = execute("v_mullit_f32 v0, v1, v2, v3", v={1: a, 2: b, 3: c}).vector(0, np.float32)
     np.testing.assert_array_equal(got, [6, *[lowest] * 5])
+    a, b = np.array([0, -0.0, -3, np.inf], np.float32), np.array([-2, 3, 0, 0], np.float32)
+    got = execute("v_mullit_f32 v0, v1, v2, 1.0", v={1: a, 2: b}).vector(0, np.uint32)
+    np.testing.assert_array_equal(got, 0)  # as where Direct3D 9 multiplies by zero
 
 
 def test_four_sums_of_differences(execute):

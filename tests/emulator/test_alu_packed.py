@@ -121,6 +121,18 @@ def test_pack_and_half_constants(execute):
     )
 
 
+def test_pack_makes_halves_canonical(execute):
+    """NaNs come out quiet, and denormals as the mode says."""
+    x = np.array([0x7C01, 0xFD55, 0x7E00, 0xFC00, 0x3FF, 0x8001, 0x8000], np.uint32)
+    want = np.array([0x7E01, 0xFF55, 0x7E00, 0xFC00, 0x3FF, 0x8001, 0x8000], np.uint32)
+    got = execute("v_pack_b32_f16 v0, v1, v1\nv_pack_b32_f16 v2, 1, 0xfd01", v={1: x})
+    np.testing.assert_array_equal(got.vector(0, np.uint32), want | want << 16)
+    np.testing.assert_array_equal(got.vector(2, np.uint32), 0xFF010001)
+    want[4:6] = 0, 0x8000
+    got = execute("s_denorm_mode 0\nv_pack_b32_f16 v0, v1, v1", v={1: x}).vector(0, np.uint32)
+    np.testing.assert_array_equal(got, want | want << 16)
+
+
 # -- mixed precision ---------------------------------------------------------------------------------------------------
 
 

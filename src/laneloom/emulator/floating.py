@@ -127,14 +127,19 @@ def then(first: Callable, second: Callable) -> Callable:
 
 
 def median(smallest: Callable) -> Callable:
-    """The middle one of three numbers; with a NaN among them the minimum of the others."""
+    """The middle one of three numbers; with a NaN among them the minimum of the others.
+
+    Of zeros the guides' pseudo-code tells which: the first that equals the largest is left out, whatever its sign, and
+    the larger one of the other two is taken.
+    """
 
     def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         middle = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
         if not (middle == 0).any() and not np.isnan(middle).any():
             return middle
         nan = np.isnan(middle)  # any NaN makes numpy's middle one
-        ordered = larger(smaller(a, b), smaller(larger(a, b), c))
+        most = np.maximum(np.maximum(a, b), c)
+        ordered = np.where(most == a, larger(b, c), np.where(most == b, larger(a, c), larger(a, b)))
         return np.where(nan, smallest(smallest(a, b), c), ordered) if nan.any() else ordered
 
     return function

@@ -49,9 +49,10 @@ vector(
 
 
 def _lighting(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b, or the lowest number where b is not above it or c is not positive."""
+    """a * b, +0 where either is a zero, or the lowest number where b is not above it or c is not positive."""
     lowest = np.finfo(np.float32).min
-    return np.where((b > lowest) & (c > 0), a * b, lowest)
+    product = np.where((a == 0) | (b == 0), np.float32(0), a * b)
+    return np.where((b > lowest) & (c > 0), product, lowest)
 
 
 vector("v_mullit_f32", "f32", _three, _lighting)

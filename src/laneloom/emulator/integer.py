@@ -29,6 +29,7 @@ from .bits import (
     saturating,
     trailing_zeros,
 )  # fmt: skip
+from .floating import quieted
 
 # -- moves and bitwise -------------------------------------------------------------------------------------------------
 
@@ -55,7 +56,8 @@ vector("v_clz_i32_u32", "i32", "u32", leading_zeros)
 vector("v_ctz_i32_b32", "i32", "u32", trailing_zeros)
 vector("v_cls_i32", "i32", "i32", leading_signs)
 vector("v_perm_b32", "b32", "b32 b32 b32", permute_bytes)
-vector("v_pack_b32_f16", "b32", "b16 b16", pack, halves="f16")
+# LLVM takes it for canonical halves alone (`is_canonicalized_2`): it quiets NaNs, and flushes as the mode says.
+vector("v_pack_b32_f16", "b32", "f16 f16", lambda a, b: pack(quieted(a), quieted(b)), halves="f16")
 
 
 def _align(a: np.ndarray, b: np.ndarray, shift: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ def carry_rule(ins: Instruction, target: Target) -> Rule | None:
     if _HALVES.fullmatch(ins.name):
         return _halves_rule(ins, target)
     if ins.name == "v_pack_b32_f16":
-        return _pack_rule(ins)
+        return _pack_rule(ins, target)
     if _PACKED.fullmatch(ins.name):
         return _packed_rule(ins)
     if ins.name.startswith("s_"):
@@ -199,12 +199,21 @@ def _halves_rule(ins: Instruction, target: Target) -> Rule:
     return follow
 
 
-def _pack_rule(ins: Instruction) -> Rule:
+def _pack_rule(ins: Instruction, target: Target) -> Rule:
+    """Bit by bit, but for the bit that makes NaNs quiet, and where what may be a denormal is flushed."""
     destination, *sources = ins.operands
     highs, _ = halves_chosen(ins)
+    flushes = target.mode.flushes_inputs("f16")
+
+    def half(g: Waves, o: Operand, up: bool) -> np.ndarray:
+        x, bits = np.asarray(value_of(g, o), U32) >> U32(16 * up), g.shadow.of(o, up) & _HALF
+        nan = (bits != 0) & ((x | bits) & U32(0x7C00) == 0x7C00)
+        found = np.where(nan, bits | U32(0x200), bits)
+        denormal = flushes & (bits != 0) & (x & ~bits & U32(0x7C00) == 0)
+        return np.where(denormal, _HALF, found)
 
     def follow(g: Waves) -> None:
-        low, high = (g.shadow.of(o, up) for o, up in zip(sources, highs, strict=True))
+        low, high = (half(g, o, up) for o, up in zip(sources, highs, strict=True))
         g.shadow.put(g, destination.index, low | high << U32(16))
 
     return follow
