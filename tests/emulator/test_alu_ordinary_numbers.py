@@ -96,3 +96,15 @@ def test_division_steps_leave_ordinary_numbers_alone(execute, exact, kind):
     assert not machine.mask(4).any()
     got = execute(f"v_div_fixup_{kind} {r[0]}, {r[6]}, {r[4]}, {r[2]}", v=v).vector(0, FLOAT[kind])
     np.testing.assert_array_equal(got, np.abs(q) * np.sign(n) * np.sign(d))
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_which_zero_is_the_median(execute, kind):
+    """The first number that equals the largest is left out, whatever the sign of a zero (ISA guides, "V_MED3_F32")."""
+    zeros = [[0, -0.0, -1], [-0.0, 0, -1], [-1, -0.0, 0], [0, -0.0, 1], [1, 0, -0.0], [-0.0, -0.0, 0]]
+    zeros = np.array(zeros, np.float32)
+    v = {1 + k: zeros[:, k].astype(FLOAT[kind]) for k in range(3)}
+    for gpu, name in (("gfx1100", "med3"), ("gfx942", "med3"), ("gfx1201", "med3_num")):
+        got = execute(f"v_{name}_{kind} v0, v1, v2, v3", gpu=gpu, v=v).vector(0, FLOAT[kind])
+        np.testing.assert_array_equal(got, 0)
+        np.testing.assert_array_equal(np.signbit(got), [True, False, False, False, False, False])
