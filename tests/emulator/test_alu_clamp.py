@@ -219,3 +219,26 @@ def test_sums_that_saturate_before_a_comparison(execute):
         code = f"{name} v8, v1, v2, v3\n{name} v9, v1, v2, v3 clamp"
         machine = execute(code, gpu="gfx1250", v={1: a, 2: b, 3: c})
         np.testing.assert_array_equal(machine.vector(8, np.uint32), machine.vector(9, np.uint32))
+
+
+@pytest.mark.parametrize(("kind", "tiny"), [("f32", 2.0**-126), ("f16", 2.0**-14), ("f64", 2.0**-1022)])
+def test_output_scale_of_small_numbers(execute, kind, tiny):
+    """Zeros and denormals are +0 before they are scaled; what becomes a denormal is a zero of its sign (rocjitsu)."""
+    nbytes = int(kind[1:]) // 8
+    dtype, bits = np.dtype(f"f{nbytes}"), f"u{nbytes}"
+    x = np.array([-0.0, -tiny / 2, tiny / 2, -tiny, tiny, -3, np.inf], dtype)
+    registers = {"f16": ("v0.l", "v2.l"), "f32": ("v0", "v2"), "f64": ("v[0:1]", "v[2:3]")}[kind]
+    for text, want in (
+        ("mul:4", [0, 0, 0, -4 * tiny, 4 * tiny, -12, np.inf]), ("div:2", [0, 0, 0, -0.0, 0, -1.5, np.inf]),
+    ):  # fmt: skip
+        code = f"s_denorm_mode 15\nv_mul_{kind}_e64 {registers[0]}, {registers[1]}, 1.0 {text}"
+        got = execute(code, gpu="gfx1201", v={2: x}).vector(0, dtype)
+        np.testing.assert_array_equal(got.view(bits), np.array(want, dtype).view(bits))
+
+
+def test_output_scale_stops_at_the_largest_half(execute):
+    """FP16_OVFL holds for what omod makes, too; infinities stay."""
+    x = np.array([65504, -40000, np.inf, 3], np.float16)
+    code = "v_add_f16_e64 v0.l, v2.l, 0 mul:2"
+    got = execute(code, gpu="gfx1201", v={2: x}, directives="\t\t.amdhsa_fp16_overflow 1").vector(0, np.float16)
+    np.testing.assert_array_equal(got, np.array([65504, -65504, np.inf, 6], np.float16))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..isa.parse import EXEC, VCC, Instruction, Operand
 from . import sdwa
 from .dpp import LaneSource, lane_source
 from .float16 import stopping
-from .mode import NEAREST, Mode, flush, has_ieee_mode, refuse_rounding
+from .mode import NEAREST, Mode, flush, has_ieee_mode, refuse_rounding, scaled
 from .operands import BITS, DTYPE, FLOATS, Read, Write, read, read_mask, read_scalar, write
 from .state import U32, Waves
 
@@ -282,7 +283,7 @@ def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool =
     """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done.
 
     Before gfx12 the hardware ignores omod where denormal results are kept and in IEEE mode, and without DX10_CLAMP
-    clamp leaves NaN. omod flushes denormals and turns -0 into +0 (ISA guides, "Output Modifiers"; rocjitsu).
+    clamp leaves NaN.
     """
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
     if kind not in FLOATS:
@@ -301,13 +302,14 @@ def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool =
             return (change(wide).view(U32) >> U32(16)).astype(np.uint16)
         return change(x)
 
+    form = "f32" if kind == "bf16" else kind
+    rescaled = partial(scaled, factor=scale or 1.0, kind=form)
+    rescaled = stopping(rescaled) if kind == "f16" and target.mode.f16_overflow else rescaled
+
     def change(x: np.ndarray) -> np.ndarray:
-        if scale is not None:
-            x = x * x.dtype.type(scale)
+        x = x if scale is None else rescaled(x)
         if flushed:
-            x = flush(x, "f32" if kind == "bf16" else kind)
-        if scale is not None:
-            x = x + x.dtype.type(0)
+            x = flush(x, form)
         if clamp:
             one = x.dtype.type(1)
             held = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
