@@ -29,7 +29,6 @@ from .bits import (
     saturating,
     trailing_zeros,
 )  # fmt: skip
-from .floating import quieted
 
 # -- moves and bitwise -------------------------------------------------------------------------------------------------
 
@@ -56,8 +55,20 @@ vector("v_clz_i32_u32", "i32", "u32", leading_zeros)
 vector("v_ctz_i32_b32", "i32", "u32", trailing_zeros)
 vector("v_cls_i32", "i32", "i32", leading_signs)
 vector("v_perm_b32", "b32", "b32 b32 b32", permute_bytes)
+
+
+def _pack_canonical(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Two float16 as one word, NaNs quiet: more than 0x7C00 without the sign, and their bit 9 is set."""
+    word = pack(low, high)
+    nan = word & U32(0x7FFF7FFF)
+    nan += U32(0x03FF03FF)
+    nan &= U32(0x80008000)
+    nan >>= U32(6)
+    return word | nan
+
+
 # LLVM takes it for canonical halves alone (`is_canonicalized_2`): it quiets NaNs, and flushes as the mode says.
-vector("v_pack_b32_f16", "b32", "f16 f16", lambda a, b: pack(quieted(a), quieted(b)), halves="f16")
+vector("v_pack_b32_f16", "b32", "f16 f16", _pack_canonical, halves="f16")
 
 
 def _align(a: np.ndarray, b: np.ndarray, shift: np.ndarray) -> np.ndarray:
