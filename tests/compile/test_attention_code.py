@@ -13,9 +13,10 @@ from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import Loop, hot_loop, loads_are_wide, order
 from laneloom.isa.listing import Instruction, Kind
 from laneloom.ops.attention.config import plan
-from laneloom.ops.attention.config_decode import DecodeProblem, plan_decode
+from laneloom.ops.attention.config_decode import DecodeProblem
 from laneloom.ops.attention.execute import code_object
 from laneloom.ops.attention.kernels import decode
+from laneloom.ops.attention.plan_decode import plan_decode
 from laneloom.ops.attention.problem import AttentionProblem
 
 ROLES = ("forward", "query", "key")

@@ -13,9 +13,10 @@ from sass_listing import listing_of, sass_of
 
 from laneloom.gpu import get_gpu
 from laneloom.ops.attention.config import plan, plan_backward
-from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, plan_decode
+from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
 from laneloom.ops.attention.execute import code_object
 from laneloom.ops.attention.kernels import hopper_decode
+from laneloom.ops.attention.plan_decode import plan_decode
 from laneloom.ops.attention.problem import AttentionProblem
 
 

@@ -12,11 +12,12 @@ pytest.importorskip("torch")
 from laneloom.bench import attention_models as survey
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "results" / "h100" / "attention_models.csv"
+RECORD, OTHER = (ROOT / "results" / gpu / "attention_models.csv" for gpu in ("h200", "h100"))
 
 
-def test_cases_are_those_of_the_record():
-    rows = survey.read(RECORD)
+@pytest.mark.parametrize("record", [RECORD, OTHER])
+def test_cases_are_those_of_the_record(record):
+    rows = survey.read(record)
     drawn = [case for seed in survey.SEEDS for case in survey.random_cases(seed)]
     decodes = [case for seed in survey.SEEDS for case in survey.random_decodes(seed)]
     for direction, cases in (("forward", drawn), ("backward", drawn), ("decode", decodes)):
@@ -40,6 +41,15 @@ def test_pages_say_what_was_measured():
     for direction in survey.DIRECTIONS:
         assert f"{direction} " in said
         assert f"{slow[direction]} under" in said
-    command = "run bench.attention_models --render with --readme README.md"
+    command = "run bench.attention_models --render with --readme README.md and --other"
+    page = (ROOT / "docs" / "attention.md").read_text()
     assert said in (ROOT / "README.md").read_text(), command
-    assert survey.render(rows) in (ROOT / "docs" / "attention.md").read_text(), command
+    assert survey.render(rows) in page, command
+    assert survey.summarise(survey.read(OTHER)) in page, command
+
+
+def test_a_file_may_have_one_direction():
+    rows = [row for row in survey.read(RECORD) if row.direction == "decode"]
+    said = survey.summarise(rows)
+    assert said.startswith(f"{len(rows)} random attentions")
+    assert "forward" not in said + survey.render(rows)

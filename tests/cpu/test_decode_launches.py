@@ -26,10 +26,10 @@ import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
 from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op  # noqa: E402
 from laneloom.ops.attention.config import plan  # noqa: E402
-from laneloom.ops.attention.config_decode import plan_decode  # noqa: E402
 from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_decode, hopper_forward_float8  # noqa: E402
+from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def rooms(monkeypatch):
 #: heads, of keys, queries, keys, D, D of values, page, window; splits and cluster as planned, heads abreast
 DECODING = {
     "a cluster": ((32, 8, 1, 4096, 128, 128, 0, None), (4, 4), 1),
-    "a large cluster": ((4, 1, 1, 8192, 64, 64, 0, None), (12, 12), 1),
-    "clusters": ((1, 1, 1, 16384, 64, 64, 0, None), (30, 5), 1),
-    "runs of their own": ((5, 5, 1, 32768, 24, 24, 0, None), (16, 1), 1),
+    "a large cluster": ((4, 1, 1, 8192, 64, 64, 0, None), (16, 16), 1),
+    "clusters": ((8, 2, 1, 16384, 128, 128, 0, None), (18, 3), 1),
+    "runs of their own": ((5, 5, 1, 32768, 24, 24, 0, None), (8, 1), 1),
     "one run": ((16, 2, 3, 64, 64, 64, 0, None), (1, 1), 1),
-    "pages, a window": ((8, 4, 5, 2048, 128, 64, 16, 300), (7, 7), 1),
-    "heads abreast": ((32, 32, 1, 2048, 80, 80, 0, None), (2, 2), 2),
+    "pages, a window": ((8, 4, 5, 2048, 128, 64, 16, 300), (8, 8), 1),
+    "heads abreast": ((32, 32, 1, 3072, 80, 80, 0, None), (2, 2), 2),
 }
 
 

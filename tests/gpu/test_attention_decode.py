@@ -11,7 +11,8 @@ from judged_attention import attend, judge, seen  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import decode  # noqa: E402
-from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, plan_decode  # noqa: E402
+from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig  # noqa: E402
+from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
 GPU = get_gpu("sm_90a")
 #: splits, cluster: one run; a cluster of any size; several clusters; runs without clusters

@@ -12,7 +12,8 @@ import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import execute  # noqa: E402
 from laneloom.ops.attention.config import plan, plan_backward  # noqa: E402
-from laneloom.ops.attention.config_decode import DecodeProblem, plan_decode  # noqa: E402
+from laneloom.ops.attention.config_decode import DecodeProblem  # noqa: E402
+from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
 GPU = get_gpu("sm_90a")
 

@@ -24,8 +24,9 @@ from ..errors import LaneloomError
 from ..ops.attention import execute
 from ..ops.attention.api import flash_attention
 from ..ops.attention.config import plan, plan_backward
-from ..ops.attention.config_decode import DecodeProblem, plan_decode
+from ..ops.attention.config_decode import DecodeProblem
 from ..ops.attention.decode import attention_decode
+from ..ops.attention.plan_decode import plan_decode
 from ..ops.target import active_gpu
 from .records import append, hash_sources, make_record, read_environment
 from .suites import load_suite
@@ -35,7 +36,7 @@ PACKAGE = Path(__file__).parents[1]
 _SHARED_SOURCES = ("device/attention_hopper.cuh", "ops/attention/hopper.py")
 _DECODE_SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_decode.cuh", "ops/attention/config_decode.py",
-    "ops/attention/kernels/hopper_decode.cu",
+    "ops/attention/plan_decode.py", "ops/attention/kernels/hopper_decode.cu",
 )
 _SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",

@@ -1,9 +1,10 @@
 """Random attentions of models beside torch's backends on one Hopper GPU: heads that models have, any batch and lengths.
 
-`python -m laneloom.bench.attention_models --out results/h100/attention_models.csv --jobs 16` measures forward and
+`python -m laneloom.bench.attention_models --out results/h200/attention_models.csv --jobs 16` measures forward and
 backward of COUNT of them for each seed, and as many times one query over a cache, each checked against FP64, beside
 torch's cuDNN and flash backends, and
-`--render results/h100/attention_models.csv docs/attention.md --readme README.md` writes what came out into the pages.
+`--render results/h200/attention_models.csv docs/attention.md --readme README.md
+--other results/h100/attention_models.csv` writes what came out into the pages.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--render", type=Path, nargs="+", metavar=("CSV", "PAGE"), help="fill pages from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
+    parser.add_argument("--other", type=Path, help="file of another GPU, whose summary the pages get too")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--count", type=int, default=COUNT, help="cases of each seed")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS),
@@ -185,7 +187,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.render:
         rows = read(arguments.render[0])
-        fill_pages(arguments.render[1:], {"models": render(rows)})
+        others = {"other models": summarise(read(arguments.other))} if arguments.other else {}
+        fill_pages(arguments.render[1:], {"models": render(rows)} | others)
         if arguments.readme:
             fill_pages([arguments.readme], {"attention models": summarise(rows)})
         return

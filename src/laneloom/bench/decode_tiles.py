@@ -1,4 +1,4 @@
-"""Measure many configs of Hopper's attention over a cache: what the estimate in `ops/attention/config_decode.py` was
+"""Measure many configs of Hopper's attention over a cache: what the estimate in `ops/attention/plan_decode.py` was
 fitted to.
 
 `python -m laneloom.bench.decode_tiles --out results/h200/decode_tiles.csv --jobs 16` writes one row a config of random
@@ -24,8 +24,9 @@ from torch.nn.attention import SDPBackend
 from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.attention.arguments import Tensors
-from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, estimate_us, hopper_configs, plan_decode
+from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
 from ..ops.attention.kernels import hopper_decode
+from ..ops.attention.plan_decode import estimate_us, hopper_configs, plan_decode
 from ..ops.target import active_gpu
 from .attention import DECODING, Case, attend_by_torch
 from .attention_models import random_decodes

@@ -42,7 +42,8 @@ def _planned(
 ) -> tuple[Any, dict[str, Any]]:
     """The problem, and its kernels' configs by name."""
     if decodes:
-        from ..ops.attention.config_decode import DecodeProblem, plan_decode
+        from ..ops.attention.config_decode import DecodeProblem
+        from ..ops.attention.plan_decode import plan_decode
 
         if causal:
             raise ArgumentError("--causal: a query that decodes sees all keys before it anyway")

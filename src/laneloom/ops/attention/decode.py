@@ -16,8 +16,9 @@ from ...gpu import Gpu
 from ..scalars import is_whole, shown
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
 from .arguments import Tensors, address_of, aligned_copy, checked_scale, checked_softcap, is_direct, strides_of
-from .config_decode import DecodeProblem, plan_decode
+from .config_decode import DecodeProblem
 from .hopper import is_boxed
+from .plan_decode import plan_decode
 
 if TYPE_CHECKING:
     import torch
