@@ -108,6 +108,21 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
     }
 
 
+def refused_by_reason(explanation: Explanation) -> dict[str, list[str]]:
+    """Why configs that rank higher were refused, and these: schedule and knobs that the chosen one has not so."""
+    chosen = knobs_in(explanation.config.text)
+    found: dict[str, list[str]] = {}
+    for text, why in explanation.passed_over:
+        other = [f"{name}={value}" for name, value in knobs_in(text).items() if chosen.get(name) != value]
+        found.setdefault(why, []).append("  ".join([text.partition(":")[0], *other]))
+    return found
+
+
+def knobs_in(text: str) -> dict[str, str]:
+    """The knobs of a config's text."""
+    return dict(knob.partition("=")[::2] for knob in text.partition(":")[2].split(",") if knob)
+
+
 def _show(product: Product, explanation: Explanation, decisions: dict[str, Decision]) -> None:
     from rich.console import Group
     from rich.table import Table
@@ -129,7 +144,8 @@ def _show(product: Product, explanation: Explanation, decisions: dict[str, Decis
             place = "Patched" if name == "eager" else "In a CUDA graph"
             table.add_row(place, ("runs here: " if decision.routed else "stays torch's: ") + decision.reason)
     refused = [
-        Text.assemble((text, "dim"), "\n", why, overflow="fold") for text, why in explanation.passed_over
+        Text.assemble(f"{why}:", *(("\n  " + config, "dim") for config in configs))
+        for why, configs in refused_by_reason(explanation).items()
     ]
     table.add_row("Refused", Group(*refused) if refused else "nothing that ranks higher")
     new_console().print(table)

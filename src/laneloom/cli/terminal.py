@@ -29,13 +29,37 @@ def new_console(**options: Any) -> Console:
 def print_table(table: Table) -> None:
     """A table on standard output, past the edge of a narrow terminal or a pipe's 80 characters rather than with
     figures cut off: no column is narrower than its longest word, or line where it does not wrap. At most one may
-    wrap: several would have to share what is missing, which rich does at the cost of words."""
+    wrap: several would have to share what is missing, which rich does at the cost of words. What is the same in all
+    rows of a table that a terminal is too narrow for stands below it."""
+    console = new_console()
+    same = fit(table, console.width) if console.is_terminal else []
+    new_console(width=max(console.width, least_width(table))).print(table)
+    if same:
+        console.print(f"in every row: {', '.join(same)}", style="dim")
+
+
+def least_width(table: Table) -> int:
+    """Characters of the table's lines, no column of which becomes narrower than its longest word from here on."""
     wide = new_console(width=1000)
     for column in table.columns:
         found = [wide.measure(cell) for cell in (column.header, *column.cells)]
         least = max(size.maximum if column.no_wrap else size.minimum for size in found)
         column.min_width = max(least, column.min_width or 0)
-    new_console(width=max(new_console().width, wide.measure(table).minimum)).print(table)
+    return wide.measure(table).minimum
+
+
+def fit(table: Table, width: int) -> list[str]:
+    """Take columns that say the same in all rows out of a table wider than `width`, as heading and cell, and the
+    space between columns if it is too wide even so."""
+    same: list[str] = []
+    for column in table.columns[1:]:
+        cells = [str(cell) for cell in column.cells]
+        if least_width(table) > width and len(cells) > 1 and len(set(cells)) == 1:
+            table.columns.remove(column)
+            same += [f"{column.header} {cells[0]}"] * bool(cells[0])
+    if least_width(table) > width:
+        table.collapse_padding = True
+    return same
 
 
 def print_json(value: Any) -> None:
