@@ -121,6 +121,20 @@ def test_decoding(driver, rooms, case, largest):
     assert len(torch_decode._warm) == 1
 
 
+def test_the_longest_length_is_what_is_planned_for(driver):
+    """Lengths up to the next of 64, 96, 128, .. are one plan and one prepared call."""
+    q, cache = (torch.zeros(1, n, h, 128, dtype=torch.bfloat16) for n, h in ((1, 32), (32768, 8)))
+    lengths = torch.full((1,), 1000, dtype=torch.int32)
+    for said in (None, 900, 1000, 1024, 1025):
+        laneloom.attention_decode(q, cache, cache, cache_lengths=lengths, max_seqlen_k=said)
+    problem = decode._problem({"q": q, "k_cache": cache, "v_cache": cache, "cache_lengths": lengths}, None, None, 0.0)
+    splits = [arguments["splits"] for _, arguments in driver.launches]
+    wanted = [plan_decode(replace(problem, keys=keys), GPU).splits for keys in (32768, 1024, 1024, 1024, 1536)]
+    assert splits == wanted
+    assert splits[0] != splits[1]
+    assert len(torch_decode._warm) == 3
+
+
 @pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
 def test_nothing_to_attend_to(driver, empty):
     batch, heads, queries, keys = (0 if name == empty else 2 for name in ("batch", "heads", "queries", "keys"))

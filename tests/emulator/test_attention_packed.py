@@ -181,6 +181,25 @@ def test_decode_arrays_and_strided_queries():
     assert np.array_equal(got, want.numpy())
 
 
+@pytest.mark.parametrize("window", [None, 150])
+def test_the_longest_length_divides_the_work_and_limits_nothing(window):
+    """A cache with much room and short sequences: as many runs as the length that is said wants, whatever there is."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, h, 64).half() for n, h in ((1, 4), (512, 2), (512, 2)))
+    lengths = torch.tensor([512, 70], dtype=torch.int32)
+    with laneloom.emulated("gfx1151", strict=True) as gpu:
+        found, groups = [], []
+        for said in (None, 1, 70, 500, 1 << 70):
+            gpu.launches.clear()
+            found.append(laneloom.attention_decode(q, k, v, cache_lengths=lengths, window=window, max_seqlen_k=said))
+            groups.append(gpu.launches[0].grid)
+    assert groups[1] < groups[0] == groups[3] == groups[4]
+    for b, n in enumerate(lengths.tolist()):
+        truth = reference.attention(exact(q[b]), exact(k[b, :n]), exact(v[b, :n]), causal="bottom_right", left=window)
+        for out in found:
+            assert_close(exact(out[b]), truth.out, torch.float16)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -193,6 +212,8 @@ def test_decode_arrays_and_strided_queries():
         ({"block_table": torch.zeros(2, 4, dtype=torch.int32)}, ArgumentError, "pages of a multiple of 16"),
         ({"window": -3}, ArgumentError, "window: expected"),
         ({"scale": float("nan")}, ArgumentError, "scale: expected"),
+        ({"max_seqlen_k": 0}, ArgumentError, "max_seqlen_k: expected about how many keys .* got 0"),
+        ({"max_seqlen_k": 1.5}, ArgumentError, "max_seqlen_k: expected"),
     ],
 )  # fmt: skip
 def test_decode_refusals(change, error, words):

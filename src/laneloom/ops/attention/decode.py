@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from math import inf, sqrt
@@ -40,6 +41,7 @@ def attention_decode(
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    max_seqlen_k: int | None = None,
     return_lse: bool = False,
 ) -> Any:
     """O[b,n,h,:] = sum over j of P[n,j] V[b,j,g,:], P[n,:] the softmax of scale Q[b,n,h,:] . K[b,j,g,:] over the keys
@@ -56,6 +58,9 @@ def attention_decode(
         block_table[b, j // P].
     scale: 1 / sqrt(D) by default. window: how many keys a query sees before its own; None for all. softcap: as for
         `flash_attention`.
+    max_seqlen_k: about how many keys the longest sequence has, where the host knows: the work is divided for that
+        many, in place of the cache's S or the block table's. Rounded up to 64, 96, 128, 192, .., so that it may grow
+        from call to call. Not a limit: longer sequences are attended to in full, in more time.
     return_lse: return (O, LSE), LSE [B, H, N] fp32, the log of the sum over the seen keys of exp(scale Q . K).
 
     O is [B, N, H, D_V]. Accumulation and statistics FP32; P is rounded to the operands' dtype before it meets V, O
@@ -82,7 +87,12 @@ def attention_decode(
             what = "how many keys a query sees before its own"
             raise ArgumentError(f"window: expected {what}, or None, got {shown(window)}")
         window = min(int(window), 1 << 62)  # the operator's integers hold that
-    arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window, checked_softcap(softcap))
+    if max_seqlen_k is not None:
+        if not is_whole(max_seqlen_k) or max_seqlen_k < 1:
+            what = "about how many keys the longest sequence has"
+            raise ArgumentError(f"max_seqlen_k: expected {what}, or None, got {shown(max_seqlen_k)}")
+        max_seqlen_k = rounded_up(int(max_seqlen_k))
+    arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window, checked_softcap(softcap), max_seqlen_k)
     if kind is np.ndarray:
         results = prepare_decode(*arguments)(*arguments)
     else:
@@ -93,6 +103,13 @@ def attention_decode(
     return results if return_lse else results[0]
 
 
+def rounded_up(keys: int) -> int:
+    """The least of 64, 96, 128, 192, 256, .. that is no less: a plan and its kernel serve all up to there."""
+    keys = min(keys, 1 << 62)  # the operator's integers hold that
+    most = max(64, 1 << (keys - 1).bit_length())
+    return most * 3 // 4 if most > 64 and keys <= most * 3 // 4 else most
+
+
 def named_operands(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any) -> dict[str, Any]:
     """The operands that there are, by the arguments' names."""
     found = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
@@ -101,7 +118,7 @@ def named_operands(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table
 
 def prepare_decode(
     q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None,
-    softcap: float,
+    softcap: float, max_seqlen_k: int | None = None,
 ) -> Callable[..., tuple[Any, Any]]:  # fmt: skip
     """What gives O and LSE of operands that lie as these do. It takes the arguments of this function, which checks
     them."""
@@ -109,7 +126,8 @@ def prepare_decode(
     operands = named_operands(q, k_cache, v_cache, lengths, block_table)
     _check_dtypes(operands, gpu)
     problem = _problem(operands, scale, window, softcap)
-    config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
+    planned = problem if max_seqlen_k is None else replace(problem, keys=min(max_seqlen_k, problem.keys))
+    config = plan_decode(planned, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
     rows = (problem.batch, problem.heads, problem.queries)
     make_out, make_lse = _maker((*q.shape[:3], problem.d_v), q, q.dtype), _maker(rows, q)
     copied = not _is_direct(q)

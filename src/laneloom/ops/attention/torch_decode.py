@@ -17,11 +17,15 @@ from .decode import check_axes, named_operands, prepare_decode
 _warm = WarmCalls(prepare_decode)
 
 
-def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0):
-    return _warm(q, k_cache, v_cache, cache_lengths, block_table, scale, window, softcap)
+def _decode(
+    q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0, max_seqlen_k=None
+):
+    return _warm(q, k_cache, v_cache, cache_lengths, block_table, scale, window, softcap, max_seqlen_k)
 
 
-def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0):
+def _decode_fake(
+    q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0, max_seqlen_k=None
+):
     check_axes(named_operands(q, k_cache, v_cache, cache_lengths, block_table))
     batch, queries, heads, _ = q.shape
     out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
@@ -52,7 +56,7 @@ _OPERATOR: Any = torch.library.custom_op(
     mutates_args=(),
     schema=(
         "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_lengths, Tensor? block_table=None, float? scale=None, "
-        "int? window=None, float softcap=0.0) -> (Tensor, Tensor)"
+        "int? window=None, float softcap=0.0, int? max_seqlen_k=None) -> (Tensor, Tensor)"
     ),
 )
 _OPERATOR.register_fake(_decode_fake)
