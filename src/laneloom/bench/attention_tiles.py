@@ -126,18 +126,32 @@ def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
     }
     for config in iterate_configs(problem, gpu):
         run = execute.prepare_forward(problem, gpu, named[0], config)
-        named[0]["out"].fill_(float("nan"))
-        run(named[0])
-        difference = (named[0]["out"].float() - truth).norm() / truth.norm()
-        if not difference <= 2.0**-7:
-            raise LaneloomError(f"{problem.key} by {config.text}: {difference:.2e} off torch's")
-        calls[config.text] = lambda i, run=run: run(named[i])
+        calls[config.text] = checked(run, named, truth, f"{problem.key} by {config.text}")
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     cudnn_us = round(timings.pop("cudnn").median_us, 2)
     near = SLOWEST * min(timing.median_us for timing in timings.values())
     sizes = case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, int(case.causal)
     return [Row(*sizes, text, round(timing.median_us, 2), cudnn_us)
             for text, timing in timings.items() if timing.median_us <= near]  # fmt: skip
+
+
+def checked(
+    run: Callable[[Any], object], operands: list[dict[str, Any]], truth: torch.Tensor, what: str
+) -> Callable[[int], object]:
+    """What runs on the i-th operands, once held on the first ones. Raises LaneloomError for a wrong result."""
+    operands[0]["out"].fill_(float("nan"))
+    run(operands[0])
+    difference = (operands[0]["out"].float() - truth).norm() / truth.norm()
+    if not difference <= 2.0**-7:
+        raise LaneloomError(f"{what}: {difference:.2e} off torch's")
+    return lambda i: run(operands[i])
+
+
+def compile_ahead(compile_one: Callable[[Any], None], pairs: set[Any], jobs: int) -> None:
+    """Compile all pairs of problem and config in so many processes."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for _ in pool.imap_unordered(compile_one, sorted(pairs, key=repr), chunksize=2):
+            pass
 
 
 def read(path: Path) -> list[Row]:
@@ -161,9 +175,7 @@ def main() -> None:
     gpu, rows = active_gpu(), []
     cases = cases_of(arguments.models, few=arguments.few)
     pairs = {(p.code_key, config) for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-        for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
-            pass
+    compile_ahead(_compile, pairs, arguments.jobs)
     for case in cases:
         found = measure(case, gpu, rounds=arguments.rounds)
         rows += found

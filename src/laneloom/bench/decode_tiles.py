@@ -9,7 +9,6 @@ torch's cuDNN and flash backends. `tests/cpu/test_decode_plan.py` holds the plan
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +20,15 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.attention.arguments import Tensors
 from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
 from ..ops.attention.kernels import hopper_decode
 from ..ops.attention.plan_decode import estimate_us, hopper_configs, plan_decode
 from ..ops.target import active_gpu
-from .attention import DECODING, Case, attend_by_torch
+from .attention import DECODING, DTYPES, Case, attend_by_torch
 from .attention_models import random_decodes
+from .attention_tiles import checked, compile_ahead
 from .matmul_tiles import read_rows, write
 from .timing import count_sets, interleave
 
@@ -107,8 +106,7 @@ def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
     problem = problem_of(case)
     sets = count_sets(case.bytes(False), limit=64)
     shapes = [(case.batch, n, h, case.d) for h, n in ((case.heads, 1), *[(case.kv_heads, case.keys)] * 2)]
-    dtype = torch.bfloat16 if case.dtype == "bf16" else torch.float16
-    caches = [[torch.randn(shape, dtype=dtype, device="cuda") for shape in shapes] for _ in range(sets)]
+    caches = [[torch.randn(shape, dtype=DTYPES[case.dtype], device="cuda") for shape in shapes] for _ in range(sets)]
     # torch's keys of a head lie in one piece, which it reads fastest.
     operands = [[x.transpose(1, 2).contiguous() for x in three] for three in caches]
     lengths = torch.full((case.batch,), case.keys, dtype=torch.int32, device="cuda")
@@ -122,12 +120,7 @@ def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
     }
     for config in iterate_configs(problem, gpu):
         run = hopper_decode.prepare(problem, config, gpu, Tensors(named[0]))
-        named[0]["out"].fill_(float("nan"))
-        run(named[0])
-        difference = (named[0]["out"].float() - truth).norm() / truth.norm()
-        if not difference <= 2.0**-7:
-            raise LaneloomError(f"{problem.key} by {config.text}: {difference:.2e} off torch's")
-        calls[config.text] = lambda i, run=run: run(named[i])
+        calls[config.text] = checked(run, named, truth, f"{problem.key} by {config.text}")
     timings = interleave(
         calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0, on_failure=lambda name, _: print(f"  no {name}"))
     theirs = [round(timings.pop(name).median_us, 2) if name in timings else 0.0 for name in ("cudnn", "flash")]
@@ -159,9 +152,7 @@ def main() -> None:
     # Runs are no part of the code.
     pairs = {(p.code_key, replace(config, splits=1, cluster=1, early=False, alone=False))
              for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}  # fmt: skip
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-        for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
-            pass
+    compile_ahead(_compile, pairs, arguments.jobs)
     for case in cases:
         found = measure(case, gpu, rounds=arguments.rounds)
         rows += found

@@ -120,7 +120,8 @@ def refused_by_reason(explanation: Explanation) -> dict[str, list[str]]:
 
 def knobs_in(text: str) -> dict[str, str]:
     """The knobs of a config's text."""
-    return dict(knob.partition("=")[::2] for knob in text.partition(":")[2].split(",") if knob)
+    parts = (knob.partition("=") for knob in text.partition(":")[2].split(",") if knob)
+    return {name: value for name, _, value in parts}
 
 
 def _show(product: Product, explanation: Explanation, decisions: dict[str, Decision]) -> None:
