@@ -37,6 +37,7 @@ NEAR = 1.7  #: estimates above the least so many times are not measured
 MOST_OF_KIND = 5  #: configs that differ by their runs alone
 SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+_FLAGS = ("early", "alone")
 RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
 
 
@@ -81,10 +82,9 @@ def problem_of(case: Case) -> DecodeProblem:
 
 def config_of(text: str) -> HopperDecodeConfig:
     """The config of a row."""
-    knobs: dict[str, Any] = {
-        name: int(value) for name, value in (pair.split("=") for pair in text.partition(":")[2].split(","))
-    }
-    return HopperDecodeConfig(**knobs | {name: bool(knobs[name]) for name in ("early", "alone")})
+    parts = (pair.split("=") for pair in text.partition(":")[2].split(","))
+    knobs: dict[str, Any] = {name: bool(int(value)) if name in _FLAGS else int(value) for name, value in parts}
+    return HopperDecodeConfig(**knobs)
 
 
 def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeConfig]:
