@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampled import rarely
+from sampled import in_turn, rarely
 
 import laneloom
 from laneloom import QuantizedWeight, verify
@@ -87,11 +87,15 @@ def test_products(name, kind, dtype, size):
     assert emulation.launches[0].kernel == "quantized_tiles"
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(("name", "kind"), [
-    *(("gfx1151", kind) for kind in ("int4", "uint4", "fp4", "int8", "fp8")), *((name, "fp8") for name in GPUS[1:]),
-    *rarely(*((name, kind) for kind in ("int4", "fp4", "int8") for name in GPUS[1:])),
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "kind", "dtype"), [
+    *(("gfx1151", kind, dtype) for kind in ("int4", "fp4", "int8", "fp8") for dtype in HALVES),
+    *((name, "fp8", dtype) for name in ("gfx1201", "gfx950", *NEWER) for dtype in HALVES),
+    *(("gfx90a", "fp8", dtype) for dtype in in_turn(0, *HALVES)),  # as gfx1151, of bits
+    *(("gfx942", "fp8", dtype) for dtype in in_turn(1, *HALVES)),
+    *rarely(*(("gfx1151", "uint4", dtype) for dtype in HALVES)),  # as int4 but for a constant; test_every_zero has it
+    *rarely(*((name, kind, dtype) for kind in ("int4", "fp4", "int8") for name in GPUS[1:] for dtype in HALVES)),
+    *rarely(*((name, "fp8", dtype) for name in ("gfx1100", "gfx908") for dtype in HALVES)),
+], ids=str)  # fmt: skip
 def test_every_code(name, kind, dtype):
     """The identity gives every number back, all 16 or 256 of them, NaN too, whatever a GPU converts with."""
     codes = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
@@ -122,13 +126,13 @@ def test_scales_that_are_not_numbers_show_where_they_are_used(gfx1151):
     weight.scales[3, 1], e4m3[3, 1] = 255, torch.nan
     x = torch.randn(2, 64).half()
     for given in (weight, QuantizedWeight(weight.values, e4m3, "fp4", 32)):
-        got = laneloom.quantized_matmul(x, given)
+        got = laneloom.quantized_matmul(x, given, config=TILE)
         check(got, x, given)
         assert got.isnan().any(0).nonzero().tolist() == [[3]]
     for value in (torch.nan, torch.inf):
         scales = torch.ones(20, 2)
         scales[7, 0] = value
-        got = laneloom.quantized_matmul(x, QuantizedWeight(weight.values, scales, "fp4", 32))
+        got = laneloom.quantized_matmul(x, QuantizedWeight(weight.values, scales, "fp4", 32), config=TILE)
         assert (~got.isfinite()).any(0).nonzero().tolist() == [[7]]
 
 
@@ -148,7 +152,7 @@ def test_any_strides(gfx1151):
     zeros = torch.randint(0, 16, (1, 4), dtype=torch.uint8).expand(30, 4)
     weight = QuantizedWeight(values, scales, "uint4", 32, zeros)
     bias, out = torch.randn(60)[::2].half(), torch.full((30, 10), torch.nan).bfloat16()[:, ::2].T
-    assert laneloom.quantized_matmul(x, weight, bias=bias, out=out) is out
+    assert laneloom.quantized_matmul(x, weight, bias=bias, out=out, config=TILE) is out
     check(out, x, weight, bias)
 
 
@@ -216,12 +220,10 @@ def test_large_groups_have_several_sums(gfx1151):
 def test_small_groups_with_zeros(name):
     """A K-tile has several groups, the last one fewer than it could; each row's zeros are its own."""
     torch.manual_seed(1)
-    for group in (16, 32):
-        weight = weight_of("uint4", 33, 220, group, scale="bf16", zeros=True)
-        for m in (1, 3, 20):
-            x = torch.randn(m, 220).bfloat16()
-            with laneloom.emulated(name, strict=True):
-                check(laneloom.quantized_matmul(x, weight), x, weight)
+    for group, m in ((16, 20), (32, 1), *rarely((16, 1), (16, 3), (32, 3), (32, 20))):
+        weight, x = weight_of("uint4", 33, 220, group, scale="bf16", zeros=True), torch.randn(m, 220).bfloat16()
+        with laneloom.emulated(name, strict=True):
+            check(laneloom.quantized_matmul(x, weight), x, weight)
 
 
 def test_arrays(gfx1151):
@@ -230,12 +232,12 @@ def test_arrays(gfx1151):
     bits, scales = weight.values.view(torch.uint8).numpy()[::-1], weight.scales.numpy()[::-1].astype(">f4")
     taken = QuantizedWeight(bits, scales, "fp8", 32)
     x, bias = np.random.default_rng(1).standard_normal((3, 40)).astype(np.float16), np.ones(20, np.float32)
-    got = laneloom.quantized_matmul(x, taken, bias=bias, out_dtype=np.float32)
+    got = laneloom.quantized_matmul(x, taken, bias=bias, out_dtype=np.float32, config=TILE)
     check(torch.from_numpy(got), torch.from_numpy(x), taken, torch.from_numpy(bias))
     out = np.empty((20, 3), np.float16).T
-    assert laneloom.quantized_matmul(x, taken, out=out) is out
+    assert laneloom.quantized_matmul(x, taken, out=out, config=TILE) is out
     check(torch.from_numpy(out), torch.from_numpy(x), taken)
-    assert laneloom.quantized_matmul(x[0], taken).shape == (20,)
+    assert laneloom.quantized_matmul(x[0], taken, config=TILE).shape == (20,)
     with pytest.raises(ArgumentError, match=r"^out: expected shape \(3, 20\) and float32, got \(3, 20\) and >f4"):
         laneloom.quantized_matmul(x, taken, out=np.empty((3, 20), ">f4"))
 
@@ -324,6 +326,7 @@ def test_a_weight_has_no_gradients(gfx1151):
         laneloom.quantized_matmul(X, weight)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_the_largest_and_smallest_powers_of_two(gpu, dtype):
