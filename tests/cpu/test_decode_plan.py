@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from laneloom.bench.attention import Case
-from laneloom.bench.decode_tiles import Row, cases_of, config_of, iterate_configs, problem_of, read
+from laneloom.bench.attention import Case, decode_problem
+from laneloom.bench.decode_tiles import Row, cases_of, config_of, iterate_configs, read
 from laneloom.gpu import get_gpu
 from laneloom.ops.attention.config_decode import DecodeProblem
 from laneloom.ops.attention.plan_decode import clusters_at_once, estimate_us, hopper_configs, plan_decode
@@ -44,7 +44,7 @@ def resident_of(problem: DecodeProblem, row: Row) -> int:
 def test_the_plan_takes_what_was_measured_to_be_fast():
     regrets, ratios, cases = [], [], by_case()
     for case, rows in cases.items():
-        text = plan_decode(problem_of(case), GPU).text
+        text = plan_decode(decode_problem(case), GPU).text
         (taken,) = (row for row in rows if row.config == text)
         regrets.append(taken.us / min(row.us for row in rows) - 1)
         ratios.append(taken.torch_us / taken.us)
@@ -61,7 +61,7 @@ def test_estimates_are_near_what_was_measured():
         near = 1.2 * min(row.us for row in rows)
         for row in rows:
             if row.us <= near and config_of(row.config).cluster <= 8:
-                problem = problem_of(case)
+                problem = decode_problem(case)
                 estimate = estimate_us(problem, config_of(row.config), resident_of(problem, row), GPU)
                 assert 0.6 * row.us < estimate < 1.5 * row.us, row
                 checked += 1

@@ -241,6 +241,12 @@ def _measure_odd(case: Case, rounds: int, operands: list[Any], truth: list[torch
     return interleave(candidates, len(operands), reference=DEFAULT, rounds=rounds), error, budget, text
 
 
+def decode_problem(case: Case) -> DecodeProblem:
+    """The problem of decoding a case, in a cache [B, S, H_kv, D]."""
+    sizes = case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d
+    return DecodeProblem(*sizes, case.dtype, case.d**-0.5, adjacent=True)
+
+
 def measure_decode(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float, str]:
     """Timings by candidate, error, its budget, what ran."""
     sets = count_sets(case.bytes(False), limit=64)
@@ -262,10 +268,8 @@ def measure_decode(case: Case, rounds: int) -> tuple[dict[str, Timing], float, f
         COPY: copy,
         "laneloom": lambda i: attention_decode(*caches[i], cache_lengths=lengths),
     }
-    problem = DecodeProblem(
-        case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d, case.dtype, adjacent=True)
     timings = interleave(candidates, sets, reference=COPY, rounds=rounds, on_failure=_say)
-    return timings, error, budget, plan_decode(problem, active_gpu()).text
+    return timings, error, budget, plan_decode(decode_problem(case), active_gpu()).text
 
 
 def _say(name: str, error: Exception) -> None:

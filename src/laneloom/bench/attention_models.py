@@ -20,8 +20,11 @@ from statistics import geometric_mean
 import torch
 
 from ..ops.attention.api import flash_attention
-from ..ops.attention.decode import attention_decode
-from .attention import CUDNN, DTYPES, FLASH, Case, measure, measure_decode
+from ..ops.attention.config_decode import HopperDecodeConfig
+from ..ops.attention.kernels import hopper_decode
+from ..ops.attention.plan_decode import plan_decode
+from ..ops.target import active_gpu
+from .attention import CUDNN, DTYPES, FLASH, Case, decode_problem, measure, measure_decode
 from .matmul_tiles import read_rows, write
 from .matmul_wide import SLOW
 from .report import fill_pages
@@ -162,13 +165,12 @@ def _call_once(case: Case) -> None:
     flash_attention(q, k, v, causal="top_left" if case.causal else False).sum().backward()
 
 
-def _decode_once(case: Case) -> None:
-    """Compile the case's kernel."""
-    q, *caches = (
-        torch.zeros(case.batch, n, h, case.d, dtype=DTYPES[case.dtype], device="cuda")
-        for h, n in ((case.heads, 1), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
-    )
-    attention_decode(q, *caches, cache_lengths=torch.zeros(case.batch, dtype=torch.int32, device="cuda"))
+def _compile_decode(case: Case) -> None:
+    """Compile the kernel that the plan takes."""
+    problem, gpu = decode_problem(case), active_gpu()
+    config = plan_decode(problem, gpu)
+    if isinstance(config, HopperDecodeConfig):  # the general schedule is Triton's to compile
+        hopper_decode.code_object(problem.code_key, config, gpu)
 
 
 def main() -> None:
@@ -203,7 +205,7 @@ def main() -> None:
     decodes = [case for seed in seeds for case in random_decodes(seed, arguments.count)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         pool.map(_call_once, cases, chunksize=1)
-        pool.map(_decode_once, decodes, chunksize=1)
+        pool.map(_compile_decode, decodes, chunksize=1)
     for case in cases + decodes:
         decodes_one = case.queries == 1
         found = {"decode": measure_decode(case, arguments.rounds)} if decodes_one else measure(case, arguments.rounds)

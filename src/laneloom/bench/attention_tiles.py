@@ -100,11 +100,15 @@ def problem_of(case: Case) -> AttentionProblem:
     )  # fmt: skip
 
 
+def knobs_of(text: str) -> dict[str, Any]:
+    """The knobs of a config's text."""
+    pairs = (pair.split("=") for pair in text.partition(":")[2].split(","))
+    return {n: value == "True" if value in ("True", "False") else int(value) for n, value in pairs}
+
+
 def config_of(text: str) -> HopperForwardConfig:
     """The config of a row."""
-    pairs = (pair.split("=") for pair in text.partition(":")[2].split(","))
-    knobs: dict[str, Any] = {n: value == "True" if value in ("True", "False") else int(value) for n, value in pairs}
-    return HopperForwardConfig(**knobs)
+    return HopperForwardConfig(**knobs_of(text))
 
 
 def iterate_configs(problem: AttentionProblem, gpu: Gpu) -> Iterator[HopperForwardConfig]:

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -26,10 +25,11 @@ from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
 from ..ops.attention.kernels import hopper_decode
 from ..ops.attention.plan_decode import estimate_us, hopper_configs, plan_decode
 from ..ops.target import active_gpu
-from .attention import DECODING, DTYPES, Case, attend_by_torch
+from .attention import DECODING, DTYPES, Case, attend_by_torch, decode_problem
 from .attention_models import random_decodes
-from .attention_tiles import checked, compile_ahead
+from .attention_tiles import checked, compile_ahead, knobs_of
 from .matmul_tiles import read_rows, write
+from .suites import load_suite
 from .timing import count_sets, interleave
 
 SEEDS = (5, 6, 7)
@@ -37,7 +37,6 @@ NEAR = 1.7  #: estimates above the least so many times are not measured
 MOST_OF_KIND = 5  #: configs that differ by their runs alone
 SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
-_FLAGS = ("early", "alone")
 RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
 
 
@@ -69,22 +68,14 @@ class Row:
 
 def cases_of(seeds: list[int]) -> list[Case]:
     """The suite's decodes and random ones."""
-    named = [Case(b, h, kv_h, n, keys, d, False, "bf16") for b, h, kv_h, n, keys, d, _ in DECODING]
-    named += [Case(16, 32, 8, 1, 8192, 128, False, "bf16"), Case(1, 32, 8, 1, 131072, 128, False, "bf16")]
+    (suite,) = load_suite("attention").values()
+    named = (Case(b, h, kv_h, n, keys, d, False, "bf16") for b, h, kv_h, n, keys, d, _ in [*DECODING, *suite] if n == 1)
     return list(dict.fromkeys([*named, *(case for seed in seeds for case in random_decodes(seed))]))
-
-
-def problem_of(case: Case) -> DecodeProblem:
-    """The problem of a case, in a cache [B, S, H_kv, D]."""
-    sizes = case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d
-    return DecodeProblem(*sizes, case.dtype, case.d**-0.5, adjacent=True)
 
 
 def config_of(text: str) -> HopperDecodeConfig:
     """The config of a row."""
-    parts = (pair.split("=") for pair in text.partition(":")[2].split(","))
-    knobs: dict[str, Any] = {name: bool(int(value)) if name in _FLAGS else int(value) for name, value in parts}
-    return HopperDecodeConfig(**knobs)
+    return HopperDecodeConfig(**knobs_of(text))
 
 
 def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeConfig]:
@@ -103,7 +94,7 @@ def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeCo
 
 def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
     """Every config's row. Raises LaneloomError for a wrong result."""
-    problem = problem_of(case)
+    problem = decode_problem(case)
     sets = count_sets(case.bytes(False), limit=64)
     shapes = [(case.batch, n, h, case.d) for h, n in ((case.heads, 1), *[(case.kv_heads, case.keys)] * 2)]
     caches = [[torch.randn(shape, dtype=DTYPES[case.dtype], device="cuda") for shape in shapes] for _ in range(sets)]
@@ -151,12 +142,12 @@ def main() -> None:
     cases = cases_of(arguments.seeds)
     # Runs are no part of the code.
     pairs = {(p.code_key, replace(config, splits=1, cluster=1, early=False, alone=False))
-             for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}  # fmt: skip
+             for p in map(decode_problem, cases) for config in iterate_configs(p, gpu)}  # fmt: skip
     compile_ahead(_compile, pairs, arguments.jobs)
     for case in cases:
         found = measure(case, gpu, rounds=arguments.rounds)
         rows += found
-        best, text = min(found, key=lambda row: row.us), plan_decode(problem_of(case), gpu).text
+        best, text = min(found, key=lambda row: row.us), plan_decode(decode_problem(case), gpu).text
         taken = next((row.us for row in found if row.config == text), 0.0)
         ratios.append(best.torch_us / best.us)
         print(f"{case.text}: {best.us:.2f} us (the plan {taken}), {ratios[-1]:.3f} x torch, {best.config}", flush=True)

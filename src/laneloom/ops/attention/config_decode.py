@@ -12,7 +12,7 @@ from .problem import DTYPE_BYTES, HALVES, in_base_2
 
 ROWS = 16
 MOST_SPLITS = 256  #: programs that share a row's keys
-_MOST_CLUSTER = 16  #: programs
+MOST_CLUSTER = 16  #: programs
 _WIDEST_HOPPER = 256
 STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
 _ALONE_BYTES = 118784  #: of shared memory: no two fit a processor
@@ -197,8 +197,8 @@ class HopperDecodeConfig:
             return f"pages must be multiples of {ROWS} keys, got {problem.page}"
         if not 1 <= self.splits <= MOST_SPLITS or self.stages < 1:
             return f"splits must be from 1 to {MOST_SPLITS}, stages at least 1, got {self.splits} and {self.stages}"
-        if not 1 <= self.cluster <= _MOST_CLUSTER or self.splits % self.cluster:
-            return f"a cluster must be 1 to {_MOST_CLUSTER} programs and divide {self.splits}, got {self.cluster}"
+        if not 1 <= self.cluster <= MOST_CLUSTER or self.splits % self.cluster:
+            return f"a cluster must be 1 to {MOST_CLUSTER} programs and divide {self.splits}, got {self.cluster}"
         if self.programs(problem) >= 1 << 24:
             return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
         return why_too_large(self.lds_bytes(problem) + STATIC_BYTES, gpu)

@@ -6,14 +6,22 @@ again (bench/decode_tiles.py measures them; docs/attention.md, "Tried").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
 from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import padded
-from .config_decode import MOST_SPLITS, ROWS, STATIC_BYTES, DecodeConfig, DecodeProblem, HopperDecodeConfig
+from .config_decode import (
+    MOST_CLUSTER,
+    MOST_SPLITS,
+    ROWS,
+    STATIC_BYTES,
+    DecodeConfig,
+    DecodeProblem,
+    HopperDecodeConfig,
+)
 from .problem import DTYPE_BYTES
 
 _PROGRAMS_PER_PROCESSOR = 8  #: enough of one wave each to keep the memory's queues full
@@ -49,10 +57,12 @@ _NORM = 5.07  #: of limits: the largest one counts, and near it the others
 
 
 def hopper_configs(
-    problem: DecodeProblem, gpu: Gpu, shares: Iterable[tuple[int, int]] | None = None
+    problem: DecodeProblem, gpu: Gpu, shares: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[tuple[int, HopperDecodeConfig]]:
     """Programs that a processor has at once, and the config: of clusters and how many of them share a row's keys."""
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
+    # The processors of a large cluster lie together, and read a long cache by the one way that they have.
+    largest = _LARGE_CLUSTER if _memory_us(problem, gpu) > _LARGE_CLUSTER_US else MOST_CLUSTER
     for abreast in _ABREAST:
         alone = HopperDecodeConfig(splits=1, stages=1, abreast=abreast)
         if alone.why_invalid(problem, gpu):
@@ -64,9 +74,8 @@ def hopper_configs(
         room = _most_resident(alone, problem) * gpu.compute_units
         for cluster, clusters in shares or product(_CLUSTERS, _CLUSTERS_OF_ROW):
             splits = cluster * clusters
-            if _is_too_large(cluster, problem, gpu):
-                continue
-            if splits <= min(tiles, MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
+            fits = cluster <= largest and splits <= min(tiles, MOST_SPLITS)
+            if fits and (splits <= _FEW_SPLITS or programs * splits <= room):
                 yield from _with_rings(replace(alone, splits=splits, cluster=cluster), problem, gpu)
 
 
@@ -100,11 +109,6 @@ def _is_held_up(config: HopperDecodeConfig, problem: DecodeProblem, gpu: Gpu) ->
     programs = config.programs(problem)
     is_room = 2 * programs <= gpu.compute_units
     return is_room and 2 * programs > config.cluster * clusters_at_once(config.cluster, gpu)
-
-
-def _is_too_large(cluster: int, problem: DecodeProblem, gpu: Gpu) -> bool:
-    """Whether so many programs, whose processors lie together, read too much by the one way that these have."""
-    return cluster > _LARGE_CLUSTER and _memory_us(problem, gpu) > _LARGE_CLUSTER_US
 
 
 def _is_early(config: HopperDecodeConfig, resident: int, problem: DecodeProblem, gpu: Gpu) -> bool:
