@@ -25,7 +25,7 @@ from laneloom.ops.warm import WarmCalls
 
 GPU, PROCESSORS, STREAM, COUNTER = get_gpu("sm_90a"), 132, 77, 0xC0 << 32
 SCHEDULES = {64: "hopper_backward_narrow", 128: "hopper_backward", 256: "hopper_backward_wide"}
-_OTHERS = ("hopper_forward", "hopper_forward_float8", "hopper_decode")
+_OTHERS = ("hopper_forward", "hopper_forward_float8", "hopper_decode", "hopper_decode_ranges")
 ENDS = {"START": "attention_hopper_start", "FINISH": "attention_hopper_finish", "JOIN": "attention_hopper_join"}
 FORWARD_JOIN = "attention_hopper_forward_join"
 SOURCES = {
@@ -85,7 +85,7 @@ class Driver:
         cluster, programmatic = 4, 6
         attributes = {x.id: x.value[0] for x in config.attributes[: config.attribute_count]}
         values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
-        if name == "attention_hopper_decode":
+        if name.startswith("attention_hopper_decode"):
             values["cluster"] = attributes.pop(cluster, 1)
         late = (ENDS["FINISH"], ENDS["JOIN"], FORWARD_JOIN)
         assert attributes == ({} if name in late else {programmatic: 1})

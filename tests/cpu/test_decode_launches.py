@@ -28,14 +28,15 @@ from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op 
 from laneloom.ops.attention.config import plan  # noqa: E402
 from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
-from laneloom.ops.attention.kernels import hopper_decode, hopper_forward_float8  # noqa: E402
+from laneloom.ops.attention import hopper_decode_call  # noqa: E402
+from laneloom.ops.attention.kernels import hopper_forward_float8  # noqa: E402
 from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
 
 @pytest.fixture
 def driver(monkeypatch):
     """The driver to which launches on the CPU's tensors go."""
-    found, _ = stand_in(monkeypatch, (hopper_decode, hopper_forward_float8), (decode, torch_op))
+    found, _ = stand_in(monkeypatch, (hopper_decode_call, hopper_forward_float8), (decode, torch_op))
     monkeypatch.setattr(cuda_call, "_MOST_ADDRESSES", 1)  # maps of the last call are forgotten
     forget(torch_decode, torch_float8)
     yield found

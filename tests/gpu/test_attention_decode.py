@@ -110,7 +110,7 @@ def test_every_share(splits, cluster, d, d_v, heads, kv_heads, abreast, page, wi
             lse = torch.full((batch, heads, queries), math.nan, device="cuda")
             operands = dict(zip("qkv", (q, *caches), strict=True))
             operands |= {"out": out, "lse": lse, "lengths": lengths, "table": table}
-            decode._launch(problem, config, GPU, operands)(operands)
+            decode.launch_by(problem, config, GPU, operands)(operands)
             results.append((out, lse))
         for out, lse in results[1:]:
             assert torch.equal(out, results[0][0])

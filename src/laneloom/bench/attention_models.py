@@ -20,8 +20,8 @@ from statistics import geometric_mean
 import torch
 
 from ..ops.attention.api import flash_attention
-from ..ops.attention.config_decode import HopperDecodeConfig
-from ..ops.attention.kernels import hopper_decode
+from ..ops.attention.config_decode import DecodeConfig
+from ..ops.attention.hopper_decode_call import compiled
 from ..ops.attention.plan_decode import plan_decode
 from ..ops.target import active_gpu
 from .attention import CUDNN, DTYPES, FLASH, Case, decode_problem, measure, measure_decode
@@ -169,8 +169,8 @@ def _compile_decode(case: Case) -> None:
     """Compile the kernel that the plan takes."""
     problem, gpu = decode_problem(case), active_gpu()
     config = plan_decode(problem, gpu)
-    if isinstance(config, HopperDecodeConfig):  # the general schedule is Triton's to compile
-        hopper_decode.code_object(problem.code_key, config, gpu)
+    if not isinstance(config, DecodeConfig):  # the general schedule is Triton's to compile
+        compiled(problem.code_key, config, gpu)
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from ..gpu import Gpu, get_gpu
-from ..ops.attention.arguments import Tensors
-from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
-from ..ops.attention.kernels import hopper_decode
+from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, HopperRangesConfig
+from ..ops.attention.decode import launch_by
+from ..ops.attention.hopper_decode_call import Config, compiled
 from ..ops.attention.plan_decode import estimate_us, hopper_configs, plan_decode
 from ..ops.target import active_gpu
 from .attention import DECODING, DTYPES, Case, attend_by_torch, decode_problem
@@ -73,9 +73,10 @@ def cases_of(seeds: list[int]) -> list[Case]:
     return list(dict.fromkeys([*named, *(case for seed in seeds for case in random_decodes(seed))]))
 
 
-def config_of(text: str) -> HopperDecodeConfig:
+def config_of(text: str) -> Config:
     """The config of a row."""
-    return HopperDecodeConfig(**knobs_of(text))
+    kinds = {of.schedule: of for of in (HopperDecodeConfig, HopperRangesConfig)}
+    return kinds[text.partition(":")[0]](**knobs_of(text))
 
 
 def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeConfig]:
@@ -110,7 +111,7 @@ def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
         "cudnn": partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
     }
     for config in iterate_configs(problem, gpu):
-        run = hopper_decode.prepare(problem, config, gpu, Tensors(named[0]))
+        run = launch_by(problem, config, gpu, named[0])
         calls[config.text] = checked(run, named, truth, f"{problem.key} by {config.text}")
     timings = interleave(
         calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0, on_failure=lambda name, _: print(f"  no {name}"))
@@ -126,8 +127,8 @@ def read(path: Path) -> list[Row]:
     return read_rows(path, Row)
 
 
-def _compile(pair: tuple[DecodeProblem, HopperDecodeConfig]) -> None:
-    hopper_decode.code_object(*pair, get_gpu("sm_90a"))
+def _compile(pair: tuple[DecodeProblem, Config]) -> None:
+    compiled(*pair, get_gpu("sm_90a"))
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-// What a program of hopper_decode.cu has, and how sums become one: of a program's warps, of a cluster's programs, of clusters.
-// It comes in front of that kernel's text, whose compile-time constants it uses.
+// What a program of attention over a cache has on Hopper, and how sums become one: of a program's warps, of a cluster's programs,
+// of parts in memory. It comes in front of the text of kernels whose compile-time constants it uses.
 
 constexpr int TILE = 64, ROWS = 16, WARPS = 4;
 constexpr int HEAD = D / ABREAST, HEAD_V = D_V / ABREAST;  // columns of one head
-constexpr int MOST_PEERS = 16;  // programs of a cluster
+constexpr int MOST_PEERS = 16;    // programs of a cluster
+constexpr int AHEAD = 8;          // parts of a thread on their way
 constexpr int PITCH = D_V + 4;  // floats of a row of sums in shared memory
 
 struct Shared {
@@ -19,19 +20,29 @@ struct Run {
 struct Rows {
   int queries, heads, group, rows, left;
   i64 q_batch, q_row, q_head;
+  float per_group;  // 1 / group
 };
+__device__ __forceinline__ Rows rows_of(int queries, int heads, int group, int left, i64 q_batch, i64 q_row, i64 q_head) {
+  return {queries, heads, group, queries * group, left, q_batch, q_row, q_head, 1.0f / group};
+}
 
+// The query of row r, r / group: exact for the 2^20 rows that there are at most, and sooner there than by a division.
+__device__ __forceinline__ int query_of(int r, const Rows& n) { return (int)((r + 0.5f) * n.per_group); }
+__device__ __forceinline__ int head_of(int r, const Rows& n) { return r - query_of(r, n) * n.group; }
+
+// That this run has.
+__device__ __forceinline__ int rows_of(const Run& run, const Rows& n) { return min(ROWS, n.rows - run.row0); }
 // Of the heads that lie abreast, the one to which row r belongs.
-__device__ __forceinline__ int place_of(int r, const Rows& n) { return ABREAST == 1 ? 0 : r % n.group / (n.group / ABREAST); }
+__device__ __forceinline__ int place_of(int r, const Rows& n) { return ABREAST == 1 ? 0 : head_of(r, n) * ABREAST / n.group; }
 
 // 1 / x, and 0 for the sum of no weights.
-__device__ __forceinline__ float inverse(float x) { return x == 0 ? 0 : 1 / x; }
-__device__ __forceinline__ float log_of_sum(float top, float total) { return total == 0 ? -INFINITY : top + log2f(total); }
+__device__ __forceinline__ float inverse(float x) { return x == 0 ? 0 : reciprocal(x); }
+__device__ __forceinline__ float log_of_sum(float top, float total) { return total == 0 ? -INFINITY : top + __log2f(total); }
 
 struct Output {
   u16* out;
   float *lse, *parts, *parts_lse;
-  int clusters, cluster;  // that share the rows, and which of them this is
+  int count, which, first;  // parts that the rows' result has, which of them this is, and how many lie before them
 };
 
 // Programs of a cluster. Those of a launch without clusters are alone.
@@ -54,20 +65,20 @@ __device__ __forceinline__ float4 load_peer4(u32 address) {
 
 // Four columns of row r, and its lse where they are the first: the result [B, N, H, HEAD_V], [B, H, N], ...
 __device__ __forceinline__ void write_result(const Output& to, const Run& run, const Rows& n, int r, int column, float4 x, float lse2) {
-  const int query = r / n.group, head = run.head * n.group + r % n.group;
+  const int query = query_of(r, n), head = run.head * n.group + head_of(r, n);
   *(uint2*)(to.out + (((i64)run.batch * n.queries + query) * n.heads + head) * HEAD_V + column) =
       make_uint2(pack(x.x, x.y), pack(x.z, x.w));
   if (column == 0) to.lse[((i64)run.batch * n.heads + head) * n.queries + query] = lse2 * 0.6931471805599453f;
 }
-// ... or this cluster's part of it, of which there are `clusters` side by side.
-__device__ __forceinline__ i64 part(const Output& to, const Run& run, const Rows& n, int r) {
-  return (((i64)run.batch * n.heads + run.head * n.group + r % n.group) * n.queries + r / n.group) * to.clusters;
+// ... or this part of it. Where row r of part i lies:
+__device__ __forceinline__ i64 part(const Output& to, const Run& run, const Rows& n, int i, int r) {
+  return (i64)(to.first + i) * min(ROWS, n.rows) + r - run.row0;
 }
 __device__ __forceinline__ void write(const Output& to, const Run& run, const Rows& n, int r, int column, float4 x, float lse2) {
-  if (to.clusters == 1) {
+  if (to.count == 1) {
     write_result(to, run, n, r, column, x, lse2);
   } else {
-    const i64 at = part(to, run, n, r) + to.cluster;
+    const i64 at = part(to, run, n, to.which, r);
     *(float4*)(to.parts + at * HEAD_V + column) = x;
     if (column == 0) to.parts_lse[at] = lse2;
   }
@@ -76,7 +87,7 @@ __device__ __forceinline__ void write(const Output& to, const Run& run, const Ro
 // 128 threads: the four warps' sums become one, which a cluster's other programs read from `mine`.
 __device__ __forceinline__ void join(const float* sums, float* mine, int peers, const Shared* shared, const Output& to,
                                      const Run& run, const Rows& n) {
-  const int rows = min(ROWS, n.rows - run.row0);
+  const int rows = rows_of(run, n);
   for (int item = threadIdx.x; item < rows * (HEAD_V / 4); item += 128) {
     const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4;
     float top = shared->top[0][r];
@@ -88,7 +99,7 @@ __device__ __forceinline__ void join(const float* sums, float* mine, int peers, 
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
       const float weight = exp2_fast(shared->top[w][r] - shift);
-      const float4 y = *(const float4*)(sums + (w * ROWS + r) * PITCH + place_of(run.row0 + r, n) * HEAD_V + column);
+      const float4 y = *(const float4*)(sums + (w * rows + r) * PITCH + place_of(run.row0 + r, n) * HEAD_V + column);
       total += weight * shared->total[w][r];
       x.x += weight * y.x, x.y += weight * y.y, x.z += weight * y.z, x.w += weight * y.w;
     }
@@ -108,7 +119,7 @@ struct Slice {
   int begin, end;
 };
 __device__ __forceinline__ Slice slice_of(const Run& run, const Rows& n, int rank, int peers) {
-  const int items = min(ROWS, n.rows - run.row0) * (HEAD_V / 4);
+  const int items = rows_of(run, n) * (HEAD_V / 4);
   return {items * rank / peers, items * (rank + 1) / peers};
 }
 
@@ -139,34 +150,41 @@ __device__ __forceinline__ void share(u32 mine, int peers, const Slice& slice, c
   }
 }
 
-// 128 threads of the program that is last at a slice: the parts of all clusters become one, in their order.
-__device__ __forceinline__ void combine(float* weights, const Slice& slice, const Output& to, const Run& run, const Rows& n) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int r = slice.begin / (HEAD_V / 4) + warp; r * (HEAD_V / 4) < slice.end; r += WARPS) {
-    const float* const lse2 = to.parts_lse + part(to, run, n, run.row0 + r);
-    float top = -INFINITY, total = 0;
-    for (int i = lane; i < to.clusters; i += 32) top = fmaxf(top, __ldcg(lse2 + i));
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, far));
-    const float shift = top == -INFINITY ? 0 : top;
-    for (int i = lane; i < to.clusters; i += 32) total += exp2_fast(__ldcg(lse2 + i) - shift);
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) total += __shfl_xor_sync(~0u, total, far);
-    const float factor = inverse(total);
-    for (int i = lane; i < to.clusters; i += 32) weights[r * to.clusters + i] = exp2_fast(__ldcg(lse2 + i) - shift) * factor;
-    if (lane == 0) weights[ROWS * to.clusters + r] = log_of_sum(top, total);
-  }
-  named_sync(1, 128);
+// 128 threads of the program that is last at a slice: the parts become one, in their order. Each thread weighs by itself: the code
+// is short, since it is fetched from memory when a program comes here.
+__device__ __forceinline__ void combine(const Slice& slice, const Output& to, const Run& run, const Rows& n) {
+#pragma unroll 1
   for (int item = slice.begin + threadIdx.x; item < slice.end; item += 128) {
-    const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4;
-    const float* const from = to.parts + part(to, run, n, run.row0 + r) * HEAD_V + column;
+    const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4, apart = min(ROWS, n.rows);
+    const float* lse2 = to.parts_lse + part(to, run, n, 0, run.row0 + r);
+    const float* from = to.parts + part(to, run, n, 0, run.row0 + r) * HEAD_V + column;
+    float top = -INFINITY, total = 0;
     float4 x = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-    for (int i = 0; i < to.clusters; ++i) {
-      const float4 y = __ldcg((const float4*)(from + (i64)i * HEAD_V));
-      const float weight = weights[r * to.clusters + i];
-      x.x += weight * y.x, x.y += weight * y.y, x.z += weight * y.z, x.w += weight * y.w;
+#pragma unroll 1
+    for (int left = to.count; left > 0; left -= AHEAD) {
+      float l[AHEAD];
+      float4 y[AHEAD];
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        l[i] = -INFINITY, y[i] = make_float4(0, 0, 0, 0);
+        if (i < left) l[i] = __ldcg(lse2), y[i] = __ldcg((const float4*)from);
+        lse2 += apart, from += apart * HEAD_V;
+      }
+      float most = top;
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) most = fmaxf(most, l[i]);
+      const float shift = most == -INFINITY ? 0 : most, fade = exp2_fast(top - shift);
+      top = most, total *= fade;
+      x.x *= fade, x.y *= fade, x.z *= fade, x.w *= fade;
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        const float weight = exp2_fast(l[i] - shift);
+        total += weight;
+        x.x += weight * y[i].x, x.y += weight * y[i].y, x.z += weight * y[i].z, x.w += weight * y[i].w;
+      }
     }
-    write_result(to, run, n, run.row0 + r, column, x, weights[ROWS * to.clusters + r]);
+    const float factor = inverse(total);
+    x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
+    write_result(to, run, n, run.row0 + r, column, x, log_of_sum(top, total));
   }
 }

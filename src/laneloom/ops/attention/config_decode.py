@@ -13,6 +13,8 @@ from .problem import DTYPE_BYTES, HALVES, in_base_2
 ROWS = 16
 MOST_SPLITS = 256  #: programs that share a row's keys
 MOST_CLUSTER = 16  #: programs
+MOST_RANGES = 1024
+_MOST_ROWS = 1 << 20  #: up to which the kernels' way to divide by the heads of a group is exact
 _WIDEST_HOPPER = 256
 STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
 _ALONE_BYTES = 118784  #: of shared memory: no two fit a processor
@@ -142,19 +144,61 @@ class DecodeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperDecodeConfig:
-    """kernels/hopper_decode.cu: four warps of 16 rows, which read a run of the keys from a ring that TMA fills."""
+class _HopperDecode:
+    """Programs of four warps of 16 rows, which read keys and values from a ring that TMA fills."""
 
-    splits: int  #: programs that share a row's keys
     stages: int  #: tiles of 64 keys and their values in shared memory
-    cluster: int = 1  #: of these programs, which put their sums together in shared memory
     abreast: int = 1  #: heads of keys that a program reads as one
-    early: bool = False  #: the next kernel's programs may take their places when these begin, not when their keys end
     alone: bool = False  #: no two of these, nor of the next launch, share a processor
-    schedule: str = "hopper_decode"  #: the kernel file's name
 
     tile = 64  #: keys
     num_warps = 5
+
+    def box(self, problem: DecodeProblem) -> int:
+        """Keys of one copy, which lie within a page."""
+        return gcd(problem.page, self.tile)
+
+    def units(self, problem: DecodeProblem) -> int:
+        """Tiles of rows that share a head of keys, of all sequences."""
+        seen = problem.abreast(self.abreast)
+        return seen.batch * seen.kv_heads * seen.row_tiles
+
+    def pieces(self, problem: DecodeProblem) -> int:
+        """Pieces of 128 bytes of a key's and a value's row in shared memory."""
+        return chunks(problem.d * self.abreast) + chunks(problem.d_v * self.abreast)
+
+    def ring_bytes(self, problem: DecodeProblem) -> int:
+        """Shared memory of the ring."""
+        return self.stages * self.tile * 128 * self.pieces(problem)
+
+    def sums_bytes(self, problem: DecodeProblem) -> int:
+        """Shared memory of four warps' sums."""
+        return 4 * ROWS * (problem.d_v * self.abreast + 4) * 4
+
+    def _why_not(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
+        operands = {"operands": "q, k_cache and v_cache", "values": "v_cache"}
+        if problem.kv_heads % self.abreast or (self.abreast > 1 and not problem.adjacent):
+            return f"{self.abreast} heads at once must lie side by side and divide {problem.kv_heads}"
+        seen = problem.abreast(self.abreast)
+        if why := why_not_wgmma(seen, gpu, _WIDEST_HOPPER, **operands):
+            return why
+        if problem.page % ROWS:
+            return f"pages must be multiples of {ROWS} keys, got {problem.page}"
+        if seen.group * seen.queries > _MOST_ROWS:
+            return f"a head of keys has at most {_MOST_ROWS} rows, this one {seen.group * seen.queries}"
+        if self.stages < 1:
+            return f"stages must be at least 1, got {self.stages}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperDecodeConfig(_HopperDecode):
+    """kernels/hopper_decode.cu: programs that have a run of one head's keys."""
+
+    splits: int  #: programs that share a row's keys
+    cluster: int = 1  #: of these programs, which put their sums together in shared memory
+    early: bool = False  #: the next kernel's programs may take their places when these begin, not when their keys end
+    schedule: str = "hopper_decode"  #: the kernel file's name
 
     @property
     def text(self) -> str:
@@ -167,38 +211,58 @@ class HopperDecodeConfig:
         """Clusters that share a row's keys, whose sums go through memory."""
         return self.splits // self.cluster
 
-    def box(self, problem: DecodeProblem) -> int:
-        """Keys of one copy, which lie within a page."""
-        return gcd(problem.page, self.tile)
-
     def programs(self, problem: DecodeProblem) -> int:
         """Workgroups."""
-        seen = problem.abreast(self.abreast)
-        return seen.batch * seen.kv_heads * seen.row_tiles * self.splits
-
-    def pieces(self, problem: DecodeProblem) -> int:
-        """Pieces of 128 bytes of a key's and a value's row in shared memory."""
-        return chunks(problem.d * self.abreast) + chunks(problem.d_v * self.abreast)
+        return self.units(problem) * self.splits
 
     def lds_bytes(self, problem: DecodeProblem) -> int:
-        """Dynamic shared memory: the ring, at its end four warps' sums."""
-        ring = self.stages * self.tile * 128 * self.pieces(problem)
-        sums, joined, weights = 4 * (problem.d_v * self.abreast + 4), problem.d_v + 1, self.clusters + 1
-        return max(ring, ROWS * (sums + joined + weights) * 4, _ALONE_BYTES * self.alone) + 1024
+        """Dynamic shared memory: the ring, at its end the warps' sums and what a cluster's programs read."""
+        sums = self.sums_bytes(problem) + ROWS * (problem.d_v + 1) * 4
+        return max(self.ring_bytes(problem), sums, _ALONE_BYTES * self.alone) + 1024
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        operands = {"operands": "q, k_cache and v_cache", "values": "v_cache"}
-        if problem.kv_heads % self.abreast or (self.abreast > 1 and not problem.adjacent):
-            return f"{self.abreast} heads at once must lie side by side and divide {problem.kv_heads}"
-        if why := why_not_wgmma(problem.abreast(self.abreast), gpu, _WIDEST_HOPPER, **operands):
+        if why := self._why_not(problem, gpu):
             return why
-        if problem.page % ROWS:
-            return f"pages must be multiples of {ROWS} keys, got {problem.page}"
-        if not 1 <= self.splits <= MOST_SPLITS or self.stages < 1:
-            return f"splits must be from 1 to {MOST_SPLITS}, stages at least 1, got {self.splits} and {self.stages}"
+        if not 1 <= self.splits <= MOST_SPLITS:
+            return f"splits must be from 1 to {MOST_SPLITS}, got {self.splits}"
         if not 1 <= self.cluster <= MOST_CLUSTER or self.splits % self.cluster:
             return f"a cluster must be 1 to {MOST_CLUSTER} programs and divide {self.splits}, got {self.cluster}"
         if self.programs(problem) >= 1 << 24:
             return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
+        return why_too_large(self.lds_bytes(problem) + STATIC_BYTES, gpu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperRangesConfig(_HopperDecode):
+    """kernels/hopper_decode_ranges.cu: programs that divide the keys of all sequences and heads evenly."""
+
+    ranges: int  #: programs at most: fewer where there are fewer tiles
+    schedule: str = "hopper_decode_ranges"  #: the kernel file's name
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        ranges = f"ranges={self.ranges},abreast={self.abreast}"
+        return f"{self.schedule}:stages={self.stages},{ranges},alone={int(self.alone)}"
+
+    def programs(self, problem: DecodeProblem) -> int:
+        """Workgroups."""
+        return self.ranges
+
+    def lds_bytes(self, problem: DecodeProblem) -> int:
+        """Dynamic shared memory: the ring with the rows of queries that come with a tile, the warps' sums."""
+        queries = self.stages * ROWS * (problem.d * DTYPE_BYTES[problem.dtype] + 16)
+        needed = self.ring_bytes(problem) + queries + self.sums_bytes(problem)
+        return max(needed, _ALONE_BYTES * self.alone) + 1024
+
+    def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if why := self._why_not(problem, gpu):
+            return why
+        if not 1 <= self.ranges <= MOST_RANGES:
+            return f"ranges must be from 1 to {MOST_RANGES}, got {self.ranges}"
+        tiles = self.units(problem) * (-(-problem.keys // self.tile) + 1)
+        if tiles >= 1 << 31:
+            return f"all heads of all sequences have fewer than {1 << 31} tiles of keys, these {tiles}"
         return why_too_large(self.lds_bytes(problem) + STATIC_BYTES, gpu)

@@ -140,7 +140,7 @@ def prepare_decode(
             "table": _copied(table) if copied_table else table,
         }  # fmt: skip
 
-    launch = _launch(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
+    launch = launch_by(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
 
     def run(q: Any, k: Any, v: Any, lengths: Any, table: Any, *_: Any) -> tuple[Any, Any]:
         if problem.batch and is_emulated():
@@ -152,7 +152,7 @@ def prepare_decode(
     return run
 
 
-def _launch(
+def launch_by(
     problem: DecodeProblem, config: Any, gpu: Gpu, operands: dict[str, Any]
 ) -> Callable[[dict[str, Any]], None]:
     """What writes out and lse for operands that lie as these do."""
