@@ -114,7 +114,7 @@ def test_decode(d, page, window):
     q, k, v = randn(3, 2, 16, d), randn(3, 1024, 4, d), randn(3, 1024, 4, d)
     lengths = torch.tensor([1024, 1, 777], dtype=torch.int32, device="cuda")
     problem = DecodeProblem(3, 16, 4, 2, 1024, d, d, "bf16", 0.1, window, page, softcap=5.0)
-    assert plan_decode(problem, GPU).schedule == "hopper_decode"
+    assert plan_decode(problem, GPU).schedule.startswith("hopper_decode")
     caches, table = in_pages(k, v, page)
     out, lse = laneloom.attention_decode(
         q, *caches, cache_lengths=lengths, block_table=table, window=window, scale=0.3, softcap=5.0, return_lse=True)

@@ -1,20 +1,24 @@
-"""Measure many configs of Hopper's attention over a cache: what the estimate in `ops/attention/plan_decode.py` was
-fitted to.
+"""Measure many configs of Hopper's attention over a cache, of lengths that are even and that differ: what the estimates
+in `ops/attention/model_decode.py` were fitted to.
 
 `python -m laneloom.bench.decode_tiles --out results/h200/decode_tiles.csv --jobs 16` writes one row a config of random
 decodes of models (bench/attention_models.py) and of the suite's, each checked against torch, all interleaved with
-torch's cuDNN and flash backends. `tests/cpu/test_decode_plan.py` holds the plan against the file.
+torch's cuDNN and flash backends, or where lengths differ with its flash kernel for such.
+`tests/cpu/test_decode_plan.py` holds the plan against the file; `--render results/h200/decode_tiles.csv
+docs/attention.md` makes the page's table.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -23,26 +27,31 @@ from ..gpu import Gpu, get_gpu
 from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, HopperRangesConfig
 from ..ops.attention.decode import launch_by
 from ..ops.attention.hopper_decode_call import Config, compiled
-from ..ops.attention.plan_decode import estimate_us, hopper_configs, plan_decode
+from ..ops.attention.model_decode import EVEN, RAGGED, SKEWED, estimate_us
+from ..ops.attention.plan_decode import hopper_configs, plan_decode, ranges_configs
 from ..ops.target import active_gpu
 from .attention import DECODING, DTYPES, Case, attend_by_torch, decode_problem
 from .attention_models import random_decodes
 from .attention_tiles import checked, compile_ahead, knobs_of
 from .matmul_tiles import read_rows, write
+from .report import fill_page
 from .suites import load_suite
 from .timing import count_sets, interleave
 
 SEEDS = (5, 6, 7)
 NEAR = 1.7  #: estimates above the least so many times are not measured
-MOST_OF_KIND = 5  #: configs that differ by their runs alone
-SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
+MOST_OF_KIND = 3  #: configs that differ by their runs or ranges alone
+SLOWEST = 1.4  #: times the fastest: slower configs are left out of the file
 CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A config of one decode, its time, and those of torch's backends; 0 where one refuses."""
+    """A config of one decode, its time, and those of torch's backends; 0 where one refuses.
+
+    spread: of B sequences, the i-th has ((i + 1) / B)^spread of the keys; torch's cuDNN backend knows no lengths.
+    """
 
     dtype: str
     batch: int
@@ -50,6 +59,7 @@ class Row:
     kv_heads: int
     keys: int
     d: int
+    spread: int
     config: str
     us: float
     cudnn_us: float
@@ -79,47 +89,80 @@ def config_of(text: str) -> Config:
     return kinds[text.partition(":")[0]](**knobs_of(text))
 
 
-def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeConfig]:
-    """What is measured of one problem: of each way to share a processor and of heads abreast, the least estimates."""
-    found: dict[tuple[int, int, bool], list[tuple[float, HopperDecodeConfig]]] = {}
-    shares = list(product(CLUSTERS, RUNS))
-    for resident, config in hopper_configs(problem, gpu, shares):
-        kind = resident, config.abreast, config.cluster > 1
-        found.setdefault(kind, []).append((estimate_us(problem, config, resident, gpu), config))
-    least = min((us for some in found.values() for us, _ in some), default=0.0)
-    for some in found.values():
-        for us, config in sorted(some, key=lambda pair: pair[0])[:MOST_OF_KIND]:
-            if us <= NEAR * least:
-                yield config
+def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[Config]:
+    """What is measured of one problem: of each schedule, way to share a processor and heads abreast, the least
+    estimates for any lengths."""
+    found: dict[tuple[object, ...], list[tuple[int, Config]]] = {}
+    runs = hopper_configs(problem, gpu, list(product(CLUSTERS, RUNS)))
+    for resident, config in (*runs, *ranges_configs(problem, gpu)):
+        shares = isinstance(config, HopperDecodeConfig) and config.cluster > 1
+        found.setdefault((config.schedule, resident, config.abreast, shares), []).append((resident, config))
+    taken: dict[Any, None] = {plan_decode(problem, gpu): None}
+    for spread in spreads_of(problem.batch):
+        us = {config: estimate_us(problem, config, n, gpu, spread) for some in found.values() for n, config in some}
+        least = min(us.values(), default=0.0)
+        for some in found.values():
+            near = sorted((us[config], i) for i, (_, config) in enumerate(some) if us[config] <= NEAR * least)
+            taken.update(dict.fromkeys(some[i][1] for _, i in near[:MOST_OF_KIND]))
+    yield from taken
+
+
+def spreads_of(batch: int) -> tuple[int, ...]:
+    """Those that there are of so many sequences."""
+    return (EVEN, RAGGED, SKEWED) if batch > 1 else (EVEN,)
+
+
+def lengths_of(batch: int, keys: int, spread: int) -> list[int]:
+    """Keys of each sequence, in any order that is always the same."""
+    found = [max(1, round(keys * ((i + 1) / batch) ** spread)) for i in range(batch)]
+    random.Random(batch).shuffle(found)
+    return found
 
 
 def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
-    """Every config's row. Raises LaneloomError for a wrong result."""
+    """Every config's rows. Raises LaneloomError for a wrong result."""
     problem = decode_problem(case)
     sets = count_sets(case.bytes(False), limit=64)
     shapes = [(case.batch, n, h, case.d) for h, n in ((case.heads, 1), *[(case.kv_heads, case.keys)] * 2)]
     caches = [[torch.randn(shape, dtype=DTYPES[case.dtype], device="cuda") for shape in shapes] for _ in range(sets)]
     # torch's keys of a head lie in one piece, which it reads fastest.
     operands = [[x.transpose(1, 2).contiguous() for x in three] for three in caches]
-    lengths = torch.full((case.batch,), case.keys, dtype=torch.int32, device="cuda")
-    named = [dict(zip("qkv", x, strict=True)) | {
-        "out": torch.empty_like(x[0]), "lse": x[0].new_empty((case.batch, case.heads, 1), dtype=torch.float32),
-        "lengths": lengths, "table": None} for x in caches]  # fmt: skip
-    truth = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0).float().transpose(1, 2)
-    calls: dict[str, Callable[[int], object]] = {
-        "flash": partial(attend_by_torch, case, SDPBackend.FLASH_ATTENTION, operands),
-        "cudnn": partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
-    }
-    for config in iterate_configs(problem, gpu):
-        run = launch_by(problem, config, gpu, named[0])
-        calls[config.text] = checked(run, named, truth, f"{problem.key} by {config.text}")
-    timings = interleave(
-        calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0, on_failure=lambda name, _: print(f"  no {name}"))
-    theirs = [round(timings.pop(name).median_us, 2) if name in timings else 0.0 for name in ("cudnn", "flash")]
-    near = SLOWEST * min(timing.median_us for timing in timings.values())
-    sizes = case.dtype, case.batch, case.heads, case.kv_heads, case.keys, case.d
-    return [Row(*sizes, text, round(timing.median_us, 2), *theirs)
-            for text, timing in timings.items() if timing.median_us <= near]  # fmt: skip
+    rows = []
+    for spread in spreads_of(case.batch):
+        lengths = torch.tensor(lengths_of(case.batch, case.keys, spread), dtype=torch.int32, device="cuda")
+        named = [dict(zip("qkv", x, strict=True)) | {
+            "out": torch.empty_like(x[0]), "lse": x[0].new_empty((case.batch, case.heads, 1), dtype=torch.float32),
+            "lengths": lengths, "table": None} for x in caches]  # fmt: skip
+        if spread == EVEN:
+            calls: dict[str, Callable[[int], object]] = {
+                "flash": partial(attend_by_torch, case, SDPBackend.FLASH_ATTENTION, operands),
+                "cudnn": partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
+            }
+            truth = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0).float().transpose(1, 2)
+        else:
+            calls = {"flash": partial(attend_to_lengths, case, caches, lengths)}
+            truth = attend_to_lengths(case, caches, lengths, 0).float().view_as(named[0]["out"])
+        for config in iterate_configs(problem, gpu):
+            run = launch_by(problem, config, gpu, named[0])
+            calls[config.text] = checked(run, named, truth, f"{problem.key} by {config.text}")
+        timings = interleave(
+            calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0, on_failure=lambda name, _: print(f"  no {name}"))
+        theirs = [round(timings.pop(name).median_us, 2) if name in timings else 0.0 for name in ("cudnn", "flash")]
+        near = SLOWEST * min(timing.median_us for timing in timings.values())
+        sizes = case.dtype, case.batch, case.heads, case.kv_heads, case.keys, case.d, spread
+        text = plan_decode(problem, gpu).text
+        rows += [Row(*sizes, name, round(timing.median_us, 2), *theirs)
+                 for name, timing in timings.items() if timing.median_us <= near or name == text]  # fmt: skip
+    return rows
+
+
+def attend_to_lengths(case: Case, caches: list[list[torch.Tensor]], lengths: torch.Tensor, i: int) -> torch.Tensor:
+    """torch's flash attention over caches [B, S, H, D] of which each sequence has a length: what its `varlen_attn`
+    calls."""
+    q, k, v = (x.flatten(0, 1) for x in caches[i])
+    ends = torch.arange(case.batch + 1, dtype=torch.int32, device=q.device)
+    sizes = ends, ends * case.keys, 1, case.keys, 0.0, False, False
+    return torch.ops.aten._flash_attention_forward(q, k, v, *sizes, seqused_k=lengths)[0]
 
 
 def read(path: Path) -> list[Row]:
@@ -131,29 +174,64 @@ def _compile(pair: tuple[DecodeProblem, Config]) -> None:
     compiled(*pair, get_gpu("sm_90a"))
 
 
+def summarise(rows: list[Row], gpu: Gpu) -> str:
+    """Markdown: what the plan takes, by how lengths differ."""
+    names = {EVEN: "all as long as there is room", RAGGED: "even from 0 to that", SKEWED: "most of them short"}
+    head = "| lengths | caches | x the faster of torch's | least | x flash | behind the fastest config |"
+    lines = [head, "|---" * 6 + "|"]
+    plans = {case: plan_decode(decode_problem(case), gpu).text for case in dict.fromkeys(row.case for row in rows)}
+    for spread, name in names.items():
+        of = [row for row in rows if row.spread == spread]
+        best = {row.case: row.us for row in sorted(of, key=lambda row: -row.us)}
+        taken = [row for row in of if row.config == plans[row.case]]
+        ratios = [row.torch_us / row.us for row in taken]
+        flash = [row.flash_us / row.us for row in taken if row.flash_us]
+        behind = geometric_mean(row.us / best[row.case] for row in taken) - 1
+        lines.append(f"| {name} | {len(taken)} | {geometric_mean(ratios):.3f} | {min(ratios):.2f} | "
+                     f"{geometric_mean(flash):.2f} | {behind:.1%} |")  # fmt: skip
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of attention over a cache on Hopper.")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of random decodes of models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
-    gpu, rows, ratios = active_gpu(), [], []
-    cases = cases_of(arguments.seeds)
-    # Runs are no part of the code.
-    pairs = {(p.code_key, replace(config, splits=1, cluster=1, early=False, alone=False))
-             for p in map(decode_problem, cases) for config in iterate_configs(p, gpu)}  # fmt: skip
-    compile_ahead(_compile, pairs, arguments.jobs)
-    for case in cases:
-        found = measure(case, gpu, rounds=arguments.rounds)
+    if arguments.render:
+        source, page = arguments.render
+        fill_page(page, {"lengths": summarise(read(source), get_gpu("sm_90a"))})
+    if arguments.out:
+        sweep(arguments.out, arguments.seeds, arguments.rounds, arguments.jobs)
+
+
+def sweep(out: Path, seeds: list[int], rounds: int, jobs: int) -> None:
+    """Measure and write."""
+    gpu, rows, cases = active_gpu(), [], cases_of(seeds)
+    # Runs and ranges are no part of the code.
+    pairs = {(p.code_key, plain(config)) for p in map(decode_problem, cases) for config in iterate_configs(p, gpu)}
+    compile_ahead(_compile, pairs, jobs)
+    for number, case in enumerate(cases):
+        found = measure(case, gpu, rounds=rounds)
         rows += found
-        best, text = min(found, key=lambda row: row.us), plan_decode(decode_problem(case), gpu).text
-        taken = next((row.us for row in found if row.config == text), 0.0)
-        ratios.append(best.torch_us / best.us)
-        print(f"{case.text}: {best.us:.2f} us (the plan {taken}), {ratios[-1]:.3f} x torch, {best.config}", flush=True)
-        write(arguments.out, rows)
-    print(f"{len(cases)} decodes: the fastest config of each {geometric_mean(ratios):.3f} x torch's faster backend")
+        text, said = plan_decode(decode_problem(case), gpu).text, []
+        for spread in spreads_of(case.batch):
+            of = [row for row in found if row.spread == spread]
+            taken = next((row.us for row in of if row.config == text), 0.0)
+            said.append(f"{taken} us (best {min(row.us for row in of)}, torch {of[0].torch_us})")
+        print(f"{number + 1} of {len(cases)}, {case.text}: {', '.join(said)} by {text}", flush=True)
+        write(out, rows)
+    print(summarise(rows, gpu))
+
+
+def plain(config: Config) -> Config:
+    """The config without what its kernel's code does not depend on."""
+    if isinstance(config, HopperDecodeConfig):
+        return replace(config, splits=1, cluster=1, early=False, alone=False)
+    return replace(config, ranges=1, alone=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention of few queries over a cache on Hopper, all sequences' keys divided evenly (hopper_decode_ranges.cu), by NVRTC.
+"""Attention of few queries over a cache on Hopper by programs that divide all keys evenly (hopper_decode_ranges.cu).
 
 Wins on sm_90a over runs of one head's keys (hopper_decode.py) where lengths differ and heads are few, and where the
 runs would leave a last round of programs half empty. Bound by memory. Source: "Stream-K" (Osama et al., 2023), for
