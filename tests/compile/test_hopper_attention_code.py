@@ -13,10 +13,9 @@ from sass_listing import listing_of, sass_of
 
 from laneloom.gpu import get_gpu
 from laneloom.ops.attention.config import plan, plan_backward
-from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig
+from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, HopperRangesConfig
 from laneloom.ops.attention.execute import code_object
-from laneloom.ops.attention.kernels import hopper_decode
-from laneloom.ops.attention.plan_decode import plan_decode
+from laneloom.ops.attention.hopper_decode_call import compiled
 from laneloom.ops.attention.problem import AttentionProblem
 
 
@@ -158,14 +157,14 @@ def test_hopper_backward_wide(d, d_v, last):
     assert sum(op.startswith("UTMALDG.4D.MULTICAST") for op in ops) == 2, "each CTA fetches half of Q and dO for both"
 
 
+@pytest.mark.parametrize("schedule", ["hopper_decode", "hopper_decode_ranges"])
 @pytest.mark.parametrize(("d", "page", "left"), [(128, 0, None), (256, 16, 100)])
-def test_hopper_decode(d, page, left):
+def test_hopper_decode(schedule, d, page, left):
     """Copies of the keys and values run ahead of mma, and one launch puts the parts together."""
     gpu = get_gpu("sm_90a")
     problem = DecodeProblem(16, 32, 8, 1, 8192, d, d, "bf16", d**-0.5, left, page)
-    config = plan_decode(problem, gpu)
-    assert isinstance(config, HopperDecodeConfig)
-    code = hopper_decode.code_object(problem, config, gpu)
+    configs = (HopperDecodeConfig(splits=1, stages=2), HopperRangesConfig(ranges=128, stages=2))
+    code = next(compiled(problem, config, gpu) for config in configs if config.schedule == schedule)
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
     assert code.lds_bytes + 2048 <= gpu.lds_bytes
     ops = sass_of(code)
@@ -185,8 +184,10 @@ def test_registers_of_hopper_decode(d, d_v, abreast, most):
     """As many programs share a processor as the plan counts on: three with 128 registers a thread, two with 168."""
     gpu = get_gpu("sm_90a")
     problem = DecodeProblem(4, 16, 16, 1, 8192, d, d_v, "fp16", left=5, page=16, adjacent=True)
-    config = HopperDecodeConfig(splits=32, stages=2, cluster=8, abreast=abreast)
-    assert config.why_invalid(problem, gpu) is None
-    code = hopper_decode.code_object(problem, config, gpu)
-    assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
-    assert code.vgprs <= most
+    runs = HopperDecodeConfig(splits=32, stages=2, cluster=8, abreast=abreast)
+    ranges = HopperRangesConfig(ranges=99, stages=1 + (most < 255), abreast=abreast)
+    for config, limit in ((runs, most), (ranges, most if abreast * max(d, d_v) <= 128 else 255)):
+        assert config.why_invalid(problem, gpu) is None
+        code = compiled(problem, config, gpu)
+        assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
+        assert code.vgprs <= limit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import e, log2
+from math import e, gcd, log2
 
 import pytest
 
@@ -24,11 +24,11 @@ from attention_driver import (  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
-from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op  # noqa: E402
+from laneloom.ops.attention import decode, hopper_decode_call, torch_decode, torch_float8, torch_op  # noqa: E402
 from laneloom.ops.attention.config import plan  # noqa: E402
+from laneloom.ops.attention.config_decode import HopperDecodeConfig, HopperRangesConfig  # noqa: E402
 from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
-from laneloom.ops.attention import hopper_decode_call  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_forward_float8  # noqa: E402
 from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
@@ -58,25 +58,32 @@ def rooms(monkeypatch):
     return found
 
 
-#: heads of queries and keys, queries, keys, columns of keys and values, keys of a page, window
-#: heads, of keys, queries, keys, D, D of values, page, window; splits and cluster as planned, heads abreast
+#: heads, of keys, queries, keys, D, D of values, page, window; what runs
 DECODING = {
-    "a cluster": ((32, 8, 1, 4096, 128, 128, 0, None), (4, 4), 1),
-    "a large cluster": ((4, 1, 1, 8192, 64, 64, 0, None), (16, 16), 1),
-    "clusters": ((8, 2, 1, 16384, 128, 128, 0, None), (18, 3), 1),
-    "runs of their own": ((5, 5, 1, 32768, 24, 24, 0, None), (8, 1), 1),
-    "one run": ((16, 2, 3, 64, 64, 64, 0, None), (1, 1), 1),
-    "pages, a window": ((8, 4, 5, 2048, 128, 64, 16, 300), (8, 8), 1),
-    "heads abreast": ((32, 32, 1, 3072, 80, 80, 0, None), (2, 2), 2),
-}
+    "a cluster": ((32, 8, 1, 4096, 128, 128, 0, None), HopperDecodeConfig(stages=3, splits=4, cluster=4, alone=True)),
+    "a large cluster": ((4, 1, 1, 8192, 64, 64, 0, None), HopperDecodeConfig(stages=9, splits=16, cluster=16)),
+    "clusters": ((8, 2, 1, 16384, 128, 128, 0, None), HopperDecodeConfig(stages=2, splits=18, cluster=3, early=True)),
+    "runs of their own": ((5, 5, 1, 32768, 24, 24, 0, None), HopperDecodeConfig(stages=7, splits=8, alone=True)),
+    "one run": ((16, 2, 3, 64, 64, 64, 0, None), HopperDecodeConfig(stages=2, splits=1)),
+    "pages, a window": ((8, 4, 5, 2048, 128, 64, 16, 300), HopperDecodeConfig(stages=3, splits=8, cluster=8)),
+    "heads abreast": ((32, 32, 1, 3072, 80, 80, 0, None), HopperDecodeConfig(stages=2, splits=2, cluster=2, abreast=2)),
+    "clusters of more rows than a program has": (
+        (40, 2, 2, 1000, 64, 64, 0, None), HopperDecodeConfig(stages=2, splits=6, cluster=3)),
+    "ranges": ((32, 8, 1, 4096, 128, 128, 0, None), HopperRangesConfig(stages=3, ranges=132, alone=True)),
+    "ranges of more rows": ((40, 2, 2, 1000, 64, 48, 0, None), HopperRangesConfig(stages=2, ranges=7)),
+    "ranges of pages, a window": ((12, 4, 2, 2048, 32, 32, 48, 99), HopperRangesConfig(stages=2, ranges=264, abreast=2)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("largest", [16, 8, 5])
 @pytest.mark.parametrize("case", DECODING)
-def test_decoding(driver, rooms, case, largest):
-    (heads, kv_heads, queries, keys, d, d_v, page, window), (splits, cluster), abreast = DECODING[case]
-    batch, scale = 3, 0.3
+def test_decoding(driver, rooms, monkeypatch, case, largest):
+    (heads, kv_heads, queries, keys, d, d_v, page, window), config = DECODING[case]
+    monkeypatch.setattr(decode, "plan_decode", lambda problem, gpu, boxed: config)
+    batch, scale, abreast = 3, 0.3, config.abreast
     driver.largest_cluster = largest
+    is_ranges = isinstance(config, HopperRangesConfig)
+    cluster = 1 if is_ranges else config.cluster
     while cluster > max(largest, 8):  # up to 8 are never asked about
         cluster //= 2
     for seed in (1, 2):
@@ -86,39 +93,44 @@ def test_decoding(driver, rooms, case, largest):
             return torch.randn(shape, generator=generator).bfloat16()
 
         q = random(batch, heads, queries, d).transpose(1, 2)
-        rows = (batch * keys // page, page) if page else (batch, keys)
+        rows = (batch * -(-keys // page), page) if page else (batch, keys)
         k, v = random(*rows, kv_heads, d), random(*rows, kv_heads, d_v)
         lengths = torch.full((batch,), keys, dtype=torch.int32)
-        table = torch.arange(batch * keys // page, dtype=torch.int32).view(batch, -1) if page else None
+        table = torch.arange(rows[0], dtype=torch.int32).view(batch, -1) if page else None
         driver.launches.clear()
         out, lse = laneloom.attention_decode(
             q, k, v, cache_lengths=lengths, block_table=table, scale=scale, window=window, return_lse=True)
         assert (out.shape, lse.shape) == ((batch, queries, heads, d_v), (batch, heads, queries))
         operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
         problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window, 0.0)
-        config = plan_decode(problem, GPU)
-        assert (config.splits, config.abreast) == (splits, abreast)
-        clusters = splits // cluster
-        several, parts = clusters > 1, lse.numel() * clusters
+        group = heads // kv_heads * abreast
+        row_tiles = -(-queries * group // 16)
+        units = batch * kv_heads // abreast * row_tiles
+        if is_ranges:
+            several, parts, own = True, units + config.ranges, {"batches": batch}
+        else:
+            clusters = config.splits // cluster
+            several, parts = clusters > 1, units * clusters
+            own = {"splits": config.splits, "early": int(config.early)}
+        sums_rows = parts * min(16, queries * group)
         sums, size = rooms.pop() if several else (0, 0)
-        assert size == (parts * (d_v + 1) if several else 0)
-        box = min(page or 64, 64)
+        assert size == (sums_rows * (d_v + 1) if several else 0)
+        box = gcd(page or 64, 64)
         maps = {
             f"{name}_map": boxed(x.view(*x.shape[:2], -1, x.shape[3] * abreast).transpose(1, 2), box)
             for name, x in (("k", k), ("v", v))
         }
         wanted = {
-            "grid": (config.programs(problem), 1, 1), "block": (160, 1, 1), "shared": config.lds_bytes(problem),
-            "cluster": cluster, **maps, "q": q.data_ptr(),
+            "grid": (config.ranges if is_ranges else units * config.splits, 1, 1), "block": (160, 1, 1),
+            "shared": config.lds_bytes(problem), "cluster": cluster, **maps, "q": q.data_ptr(),
             "out": out.data_ptr(), "lse": lse.data_ptr(), "parts": sums,
-            "parts_lse": sums + 4 * parts * d_v if several else 0, "tickets": COUNTER if several else 0,
+            "parts_lse": sums + 4 * sums_rows * d_v if several else 0, "tickets": COUNTER if several else 0,
             "lengths": lengths.data_ptr(), "table": address_of(table), "q_batch": q.stride(0), "q_row": q.stride(1),
             "q_head": q.stride(2), "scale2": scale * log2(e), "queries": queries, "heads": heads,
-            "group": heads // kv_heads * abreast, "row_tiles": -(-queries * heads // kv_heads * abreast // 16),
-            "left": window or 0, "table_row": table.stride(0) if page else 0, "splits": splits,
-            "early": int(config.early),
+            "group": group, "row_tiles": row_tiles, "left": window or 0, "table_row": table.stride(0) if page else 0,
+            **own,
         }  # fmt: skip
-        assert_same(driver.launches, [("attention_hopper_decode", wanted)])
+        assert_same(driver.launches, [(f"attention_{config.schedule}", wanted)])
     assert len(torch_decode._warm) == 1
 
 
@@ -129,10 +141,10 @@ def test_the_longest_length_is_what_is_planned_for(driver):
     for said in (None, 900, 1000, 1024, 1025):
         laneloom.attention_decode(q, cache, cache, cache_lengths=lengths, max_seqlen_k=said)
     problem = decode._problem({"q": q, "k_cache": cache, "v_cache": cache, "cache_lengths": lengths}, None, None, 0.0)
-    splits = [arguments["splits"] for _, arguments in driver.launches]
-    wanted = [plan_decode(replace(problem, keys=keys), GPU).splits for keys in (32768, 1024, 1024, 1024, 1536)]
-    assert splits == wanted
-    assert splits[0] != splits[1]
+    grids = [arguments["grid"][0] for _, arguments in driver.launches]
+    plans = [replace(problem, keys=keys) for keys in (32768, 1024, 1024, 1024, 1536)]
+    assert grids == [plan_decode(planned, GPU).programs(planned) for planned in plans]
+    assert grids[0] != grids[1]
     assert len(torch_decode._warm) == 3
 
 
@@ -174,7 +186,7 @@ def test_capped_scores(driver):
     laneloom.attention_decode(
         q, cache, cache, cache_lengths=torch.tensor([64], dtype=torch.int32), scale=0.3, softcap=20.0)
     ((name, values),) = driver.launches
-    assert name == "attention_hopper_decode"
+    assert name.startswith("attention_hopper_decode")
     assert values["scale2"] == pytest.approx(20 * log2(e), rel=MOST_RELATIVE)
     assert values["slope2"] == pytest.approx(2 * log2(e) * 0.3 / 20, rel=MOST_RELATIVE)
 

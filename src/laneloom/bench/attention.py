@@ -35,9 +35,11 @@ from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 PACKAGE = Path(__file__).parents[1]
 _SHARED_SOURCES = ("device/attention_hopper.cuh", "ops/attention/hopper.py")
 _DECODE_SOURCES = (
-    *_SHARED_SOURCES, "device/attention_hopper_decode.cuh", "ops/attention/config_decode.py",
+    *_SHARED_SOURCES, "device/attention_hopper_decode.cuh", "device/attention_hopper_decode_run.cuh",
+    "ops/attention/config_decode.py", "ops/attention/hopper_decode_call.py", "ops/attention/model_decode.py",
     "ops/attention/plan_decode.py", "ops/attention/kernels/hopper_decode.cu",
-)
+    "ops/attention/kernels/hopper_decode_ranges.cu",
+)  # fmt: skip
 _SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
     "device/attention_hopper_forward.cuh", "device/attention_hopper_halves.cuh", "ops/attention/config_hopper.py",

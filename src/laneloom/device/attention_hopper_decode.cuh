@@ -3,8 +3,7 @@
 
 constexpr int TILE = 64, ROWS = 16, WARPS = 4;
 constexpr int HEAD = D / ABREAST, HEAD_V = D_V / ABREAST;  // columns of one head
-constexpr int MOST_PEERS = 16;    // programs of a cluster
-constexpr int AHEAD = 8;          // parts of a thread on their way
+constexpr int AHEAD = 8;  // parts of a row that are on their way to a thread
 constexpr int PITCH = D_V + 4;  // floats of a row of sums in shared memory
 
 struct Shared {
@@ -20,14 +19,10 @@ struct Run {
 struct Rows {
   int queries, heads, group, rows, left;
   i64 q_batch, q_row, q_head;
-  float per_group;  // 1 / group
 };
-__device__ __forceinline__ Rows rows_of(int queries, int heads, int group, int left, i64 q_batch, i64 q_row, i64 q_head) {
-  return {queries, heads, group, queries * group, left, q_batch, q_row, q_head, 1.0f / group};
-}
 
-// The query of row r, r / group: exact for the 2^20 rows that there are at most, and sooner there than by a division.
-__device__ __forceinline__ int query_of(int r, const Rows& n) { return (int)((r + 0.5f) * n.per_group); }
+// The query of row r, r / group: exact for the 2^19 rows that there are at most, and sooner there than by integers.
+__device__ __forceinline__ int query_of(int r, const Rows& n) { return (int)__fdividef(r + 0.5f, n.group); }
 __device__ __forceinline__ int head_of(int r, const Rows& n) { return r - query_of(r, n) * n.group; }
 
 // That this run has.
@@ -123,68 +118,59 @@ __device__ __forceinline__ Slice slice_of(const Run& run, const Rows& n, int ran
   return {items * rank / peers, items * (rank + 1) / peers};
 }
 
+// Four columns of a row whose parts `load` gives, each with its lse, put together in their order.
+template <class Load> __device__ __forceinline__ float4 weigh(int count, Load load, float& lse2) {
+  float top = -INFINITY, total = 0;
+  float4 x = make_float4(0, 0, 0, 0);
+#pragma unroll 1  // short code: it is fetched from memory when a program comes here
+  for (int begin = 0; begin < count; begin += AHEAD) {
+    float l[AHEAD];
+    float4 y[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      l[i] = -INFINITY, y[i] = make_float4(0, 0, 0, 0);
+      if (begin + i < count) load(begin + i, l[i], y[i]);
+    }
+    float most = top;
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) most = fmaxf(most, l[i]);
+    const float shift = most == -INFINITY ? 0 : most, fade = exp2_fast(top - shift);
+    top = most, total *= fade;
+    x.x *= fade, x.y *= fade, x.z *= fade, x.w *= fade;
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const float weight = exp2_fast(l[i] - shift);
+      total += weight;
+      x.x += weight * y[i].x, x.y += weight * y[i].y, x.z += weight * y[i].z, x.w += weight * y[i].w;
+    }
+  }
+  const float factor = inverse(total);
+  lse2 = log_of_sum(top, total);
+  return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+}
+
 // 128 threads of each of a cluster's programs: what they have becomes one.
 __device__ __forceinline__ void share(u32 mine, int peers, const Slice& slice, const Output& to, const Run& run, const Rows& n) {
   for (int item = slice.begin + threadIdx.x; item < slice.end; item += 128) {
     const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4;
-    float lse2[MOST_PEERS], top = -INFINITY, total = 0;
-    float4 y[MOST_PEERS], x = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < MOST_PEERS; ++i) {
-      lse2[i] = i < peers ? load_peer(at_rank(mine + r * 4, i)) : -INFINITY;
-      if (i < peers) y[i] = load_peer4(at_rank(mine + (ROWS + r * HEAD_V + column) * 4, i));
-    }
-#pragma unroll
-    for (int i = 0; i < MOST_PEERS; ++i) top = fmaxf(top, lse2[i]);
-    const float shift = top == -INFINITY ? 0 : top;
-#pragma unroll
-    for (int i = 0; i < MOST_PEERS; ++i)
-      if (i < peers) {
-        const float weight = exp2_fast(lse2[i] - shift);
-        total += weight;
-        x.x += weight * y[i].x, x.y += weight * y[i].y, x.z += weight * y[i].z, x.w += weight * y[i].w;
-      }
-    const float factor = inverse(total);
-    x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
-    write(to, run, n, run.row0 + r, column, x, log_of_sum(top, total));
+    float lse2;
+    const float4 x = weigh(peers, [&](int i, float& l, float4& y) {
+      l = load_peer(at_rank(mine + r * 4, i)), y = load_peer4(at_rank(mine + (ROWS + r * HEAD_V + column) * 4, i));
+    }, lse2);
+    write(to, run, n, run.row0 + r, column, x, lse2);
   }
 }
 
-// 128 threads of the program that is last at a slice: the parts become one, in their order. Each thread weighs by itself: the code
-// is short, since it is fetched from memory when a program comes here.
+// 128 threads of the program that is last at a slice: the parts in memory become one.
 __device__ __forceinline__ void combine(const Slice& slice, const Output& to, const Run& run, const Rows& n) {
 #pragma unroll 1
   for (int item = slice.begin + threadIdx.x; item < slice.end; item += 128) {
-    const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4, apart = min(ROWS, n.rows);
-    const float* lse2 = to.parts_lse + part(to, run, n, 0, run.row0 + r);
-    const float* from = to.parts + part(to, run, n, 0, run.row0 + r) * HEAD_V + column;
-    float top = -INFINITY, total = 0;
-    float4 x = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int left = to.count; left > 0; left -= AHEAD) {
-      float l[AHEAD];
-      float4 y[AHEAD];
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        l[i] = -INFINITY, y[i] = make_float4(0, 0, 0, 0);
-        if (i < left) l[i] = __ldcg(lse2), y[i] = __ldcg((const float4*)from);
-        lse2 += apart, from += apart * HEAD_V;
-      }
-      float most = top;
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) most = fmaxf(most, l[i]);
-      const float shift = most == -INFINITY ? 0 : most, fade = exp2_fast(top - shift);
-      top = most, total *= fade;
-      x.x *= fade, x.y *= fade, x.z *= fade, x.w *= fade;
-#pragma unroll
-      for (int i = 0; i < AHEAD; ++i) {
-        const float weight = exp2_fast(l[i] - shift);
-        total += weight;
-        x.x += weight * y[i].x, x.y += weight * y[i].y, x.z += weight * y[i].z, x.w += weight * y[i].w;
-      }
-    }
-    const float factor = inverse(total);
-    x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
-    write_result(to, run, n, run.row0 + r, column, x, log_of_sum(top, total));
+    const int r = item / (HEAD_V / 4), column = item % (HEAD_V / 4) * 4;
+    float lse2;
+    const float4 x = weigh(to.count, [&](int i, float& l, float4& y) {
+      const i64 at = part(to, run, n, i, run.row0 + r);
+      l = __ldcg(to.parts_lse + at), y = __ldcg((const float4*)(to.parts + at * HEAD_V + column));
+    }, lse2);
+    write_result(to, run, n, run.row0 + r, column, x, lse2);
   }
 }

@@ -5,8 +5,6 @@ constexpr int K_BYTES = CHUNKS(D) * TILE * 128, V_BYTES = CHUNKS(D_V) * TILE * 1
 constexpr int BOXES = TILE / BOX;
 constexpr int D_STEPS = (D + 15) / 16, V_PAIRS = (D_V + 15) / 16;  // of 16 columns
 constexpr int AT_ONCE = D_V > 128 ? 2 : 4;  // steps whose operands are loaded before the first of their products
-// Of a processor, at least, for which the compiler leaves registers. It would leave them for more, and load less ahead.
-constexpr int PROGRAMS = D <= 64 && D_V <= 64 ? 3 : D <= 160 && D_V <= 160 ? 2 : 1;
 
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if BF16

@@ -20,24 +20,24 @@ _CLUSTERS_ON = 132
 _SECTOR = 64  #: bytes that memory moves at once
 #: in us: a call, each further round of programs, a tile's work and that for 128 bytes of its rows; tiles' work after
 #: the last one is there, a tile ahead, a row of the result
-_START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.10, 2.73, 0.140, 0.171
-_TILES_AFTER, _AHEAD_US, _ROW_US = 2.91, 0.076, 0.0167
+_START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.39, 2.5, 0.128, 0.131
+_TILES_AFTER, _AHEAD_US, _ROW_US = 2.07, 0.077, 0.0419
 #: clusters' sums and each of their programs; clusters that share rows, and a row of each; what an early launch saves;
 #: clusters whose next launch finds too few places for its own
-_CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.28, 0.0244, 1.42, 0.0265, 0.125, 2.45
+_CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.25, 0.022, 1.54, 0.0205, 0.0453, 3.9
 #: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
 #: a sector and neighbours are not read together, more so in clusters; what clusters lose, and runs without them
-_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_MORE = 1.0586, 9.95, 20.7, 42.7
-_CLUSTERS_LOSE, _RUNS_LOSE = 0.1277, 0.0675
-_PAIR_GBS = 127.6  #: of two processors that have one way to the L2
-_NORM = 5.07  #: of limits: the largest one counts, and near it the others
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_MORE = 1.06, 12.8, 22.6, 22
+_CLUSTERS_LOSE, _RUNS_LOSE = 0.0575, 0.0341
+_PAIR_GBS = 128.2  #: of two processors that have one way to the L2
+_NORM = 3.69  #: of limits: the largest one counts, and near it the others
 #: where lengths differ: of a tile's work, what it takes in the longest run, more where programs share processors, and
 #: where they take rounds; further rounds; the norm of that run and all else, in one round and in several
-_LONGEST, _LONGEST_BESIDE, _LONGEST_LATE, _ROUND_SHARE, _NORM_ONE, _NORM_SEVERAL = 0.839, 0.214, 1.92, 0.494, 2.55, 3.82
+_LONGEST, _LONGEST_BESIDE, _LONGEST_LATE, _ROUND_SHARE, _NORM_ONE, _NORM_SEVERAL = 1.06, 0.101, 1.45, 0.68, 2.08, 2.65
 #: ranges: what they lose, a unit's begin and end, the norm of limits; the call, tiles' work after the last one is
 #: there, a row; sums of parts, and 128 items by 8 parts of them
-_RANGES_LOSE, _UNIT_US, _NORM_RANGES = 0.0519, 0.225, 3.83
-_RANGES_US, _RANGES_AFTER, _RANGES_ROW_US, _CUT_US, _ITEMS_US = 3.03, 2.54, 0.0131, 2.05, 0.498
+_RANGES_LOSE, _UNIT_US, _NORM_RANGES = 0.0492, 0.28, 3.8
+_RANGES_US, _RANGES_AFTER, _RANGES_ROW_US, _CUT_US, _ITEMS_US = 2.87, 1.92, 0.0207, 2.05, 0.453
 _PARTS_AHEAD, _ITEMS = 8, 128  #: AHEAD and threads of attention_hopper_decode.cuh
 
 

@@ -30,8 +30,8 @@ _PROGRAMS_PER_PROCESSOR = 8  #: enough of one wave each to keep the memory's que
 _LEAST_STEPS = 4  #: blocks of keys of a program
 _LEAST_STAGES = 2  #: of a ring, where there is room
 _ON_THE_WAY = 12e6  #: bytes that all rings together hold; of more, memory is slower
-#: programs that a processor's registers hold, by the most columns of a row: PROGRAMS of hopper_decode.cu
-_RESIDENT = {64: 3, 160: 2}
+#: programs that a processor's registers hold, by the most columns of a row: PROGRAMS of the kernels
+_RESIDENT = {"hopper_decode": {64: 3, 160: 2}, "hopper_decode_ranges": {64: 3, 128: 2}}
 _ABREAST, _WIDEST_ABREAST = (1, 2, 4), 192  #: heads of keys that a program may read as one, and their columns
 _CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _LARGE_CLUSTER, _LARGE_CLUSTER_US = 8, 5  #: programs, and of reading
@@ -72,6 +72,8 @@ def ranges_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, Hopp
             continue
         one = HopperRangesConfig(ranges=1, stages=1, abreast=abreast)
         units, tile = one.units(problem), one.ring_bytes(problem)
+        if units == 0:
+            return
         for resident in range(1, _most_resident(one, problem) + 1):
             places = resident * gpu.compute_units
             even = places // units * units if units <= places else -(-units // -(-units // places))
@@ -136,7 +138,7 @@ def _is_early(config: HopperDecodeConfig, resident: int, problem: DecodeProblem,
 
 def _most_resident(config: HopperDecodeConfig | HopperRangesConfig, problem: DecodeProblem) -> int:
     columns = config.abreast * max(problem.d, problem.d_v)
-    return next((n for limit, n in _RESIDENT.items() if columns <= limit), 1)
+    return next((n for limit, n in _RESIDENT[config.schedule].items() if columns <= limit), 1)
 
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig | HopperRangesConfig | None:

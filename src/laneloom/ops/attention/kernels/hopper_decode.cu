@@ -16,6 +16,9 @@
 // or fewer where pages are smaller), PAGE (keys of a page, 0 without pages), HAS_FIRST (a window), BF16,
 // SOFTCAP (as in hopper_forward.cu).
 
+// Of a processor, at least, for which the compiler leaves registers. It would leave them for more, and load less ahead.
+constexpr int PROGRAMS = D <= 64 && D_V <= 64 ? 3 : D <= 160 && D_V <= 160 ? 2 : 1;
+
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
     float* parts, float* parts_lse, int* tickets, const int* lengths, const int* table, i64 q_batch, i64 q_row, i64 q_head,
@@ -23,17 +26,13 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
-  char* const ring = memory + (1024 - shared_address(memory) % 1024) % 1024;  // swizzled tiles begin at multiples of 1024
-  const u32 k_tile = shared_address(ring), v_tile = k_tile + STAGES * K_BYTES;
+  const u32 k_tile = (shared_address(memory) + 1023) / 1024 * 1024;  // swizzled tiles begin at multiples of 1024
+  const u32 v_tile = k_tile + STAGES * K_BYTES;
   // The heads of one position lie side by side: programs that start together read them together.
-  const int kv_heads = heads / group;
-  const int peers = cluster_size(), rank = blockIdx.x % peers, clusters = splits / peers;
-  int rest = blockIdx.x / peers;
+  int peers = cluster_size(), clusters = splits / peers, rest = blockIdx.x / peers;
   Run run;
-  run.head = rest % kv_heads, rest /= kv_heads;
-  const int cluster = rest % clusters;
-  run.split = cluster * peers + rank, rest /= clusters;
-  const int owner = (rest * kv_heads + run.head) * peers + rank;
+  run.head = rest % (heads / group), rest /= heads / group;
+  run.split = rest % clusters * peers + blockIdx.x % peers, rest /= clusters;
   run.row0 = rest % row_tiles * ROWS, run.batch = rest / row_tiles;
   if (threadIdx.x == 0) {
     init_buffers(shared->full, shared->empty, STAGES, WARPS);
@@ -48,19 +47,23 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   const int tiles = max((run.keys + TILE - 1) / TILE - first, 0);
   run.begin = first + (int)((i64)tiles * run.split / splits);
   run.end = first + (int)((i64)tiles * (run.split + 1) / splits);
-  const Rows n = rows_of(queries, heads, group, left, q_batch, q_row, q_head);
+  Rows n = {queries, heads, group, queries * group, left, q_batch, q_row, q_head};
   Place in = {};
   if (threadIdx.x >= 128) {
     const int* const pages = table + (PAGE > 0 ? (i64)run.batch * table_row : 0);
     stream<false>(&k_map, &v_map, k_tile, v_tile, shared, run, pages, threadIdx.x % 32, in, q, 0, n);
     return;
   }
-  const Output to = {out, lse, parts, parts_lse, clusters, cluster, owner / peers * clusters};
-  const Slice slice = slice_of(run, n, rank, peers);
-  float* const sums = (float*)ring;
+  float* const sums = (float*)(memory + (k_tile - shared_address(memory)));
   float* const mine = sums + WARPS * ROWS * PITCH;
   attend<false>(q, 0, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2, in);
   if (!early) release_successor();
+  // Found again, not kept in registers for so long.
+  asm volatile("" : "+r"(n.group));
+  peers = cluster_size(), clusters = splits / peers;
+  const int unit = (run.batch * row_tiles + run.row0 / ROWS) * (heads / n.group) + run.head, rank = run.split % peers;
+  const Output to = {out, lse, parts, parts_lse, clusters, run.split / peers, unit * clusters};
+  const Slice slice = slice_of(run, n, rank, peers);
   join(sums, mine, peers, shared, to, run, n);
   if (peers > 1) {
     cluster_sync();
@@ -70,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
     __threadfence();
     named_sync(1, 128);
     // The ticket goes round, so that it is zero again for the next launch.
-    if (threadIdx.x == 0) shared->last = atomicInc((u32*)tickets + owner, clusters - 1) == clusters - 1;
+    if (threadIdx.x == 0) shared->last = atomicInc((u32*)tickets + unit * peers + rank, clusters - 1) == clusters - 1;
     named_sync(1, 128);
     if (shared->last) {
       __threadfence();

@@ -13,6 +13,7 @@
 // constants: as of hopper_decode.cu.
 
 constexpr int COST = 1, SNAP = 1;
+constexpr int PROGRAMS = D <= 64 && D_V <= 64 ? 3 : D <= 128 && D_V <= 128 ? 2 : 1;  // as in hopper_decode.cu
 
 struct Sequences {
   const int* lengths;
@@ -121,12 +122,18 @@ __device__ __forceinline__ int program_at(int x, const Ranges& by) {
   return program;
 }
 
-// A unit of which others have parts as well.
+// A unit of which others have parts as well: how many parts there are, which one this is, how many lie before them. It lies in
+// shared memory, since there are no registers to spare.
 struct Held {
   Run run;
-  Output to;
-  int number, last;
+  int number, count, which, first, last;
 };
+// The unit at w of this program.
+__device__ __forceinline__ void hold(Held* held, const Walk& w, int program, const Ranges& by) {
+  const int begins = program_at(w.begin + COST + SNAP, by), ends = program_at(w.begin + COST + w.tiles - SNAP - 1, by);
+  held->number = w.number, held->count = ends - begins + 1, held->which = program - begins;
+  held->first = w.number + begins;  // each program's part of each unit has a place of its own
+}
 
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode_ranges(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
@@ -136,11 +143,11 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   __shared__ Shared storage;
   __shared__ Held held[2];
   Shared* const shared = &storage;
-  char* const ring = memory + (1024 - shared_address(memory) % 1024) % 1024;  // swizzled tiles begin at multiples of 1024
-  const u32 k_tile = shared_address(ring), v_tile = k_tile + STAGES * K_BYTES, q_tile = v_tile + STAGES * V_BYTES;
+  const u32 k_tile = (shared_address(memory) + 1023) / 1024 * 1024;  // swizzled tiles begin at multiples of 1024
+  const u32 v_tile = k_tile + STAGES * K_BYTES, q_tile = v_tile + STAGES * V_BYTES;
   const Sequences all = {lengths, batches, heads / group, heads / group * row_tiles};
-  const Rows n = rows_of(queries, heads, group, left, q_batch, q_row, q_head);
-  float* const sums = (float*)(ring + STAGES * (K_BYTES + V_BYTES + ROWS * Q_PITCH));
+  const Rows n = {queries, heads, group, queries * group, left, q_batch, q_row, q_head};
+  float* const sums = (float*)(memory + (q_tile + STAGES * ROWS * Q_PITCH - shared_address(memory)));
   const int lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     init_buffers(shared->full, shared->empty, STAGES, WARPS);
@@ -153,12 +160,15 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   const Ranges by = ranges_of(__shfl_sync(~0u, s.upto, 31) * all.units);
   const int program = blockIdx.x;
   if (program >= by.programs) return;
-  Walk w = find(border(program, by), s, all, n, lane);
-  int end_number = batches * all.units, end_passed = 0;
-  if (program + 1 < by.programs) {
-    const Walk end = find(border(program + 1, by), s, all, n, lane);
-    end_number = end.number, end_passed = end.passed;
+  Walk w = find(border(program, by), s, all, n, lane), end = {};
+  end.number = batches * all.units;
+  if (program + 1 < by.programs) end = find(border(program + 1, by), s, all, n, lane);
+  if (threadIdx.x == 0) {
+    const bool is_first = w.passed > 0 || w.number == end.number;
+    if (is_first) hold(held, w, program, by);
+    if (end.passed > 0 && end.number != w.number) hold(held + is_first, end, program, by);
   }
+  const int end_number = end.number, end_passed = end.passed;
   Place in = {};
   int parts_held = 0;
   for (; w.number < end_number || (w.number == end_number && w.passed < end_passed); step(w, all, n)) {
@@ -170,15 +180,13 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
       stream<true>(&k_map, &v_map, k_tile, v_tile, shared, run, pages, lane, in, q, q_tile, n);
       continue;
     }
+    attend<true>(q, q_tile, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2, in);
     Output to = {out, lse, parts, parts_lse, 1, 0, 0};
     if (run.end - run.begin < w.tiles) {
-      const int begins = program_at(w.begin + COST + SNAP, by), ends = program_at(w.begin + COST + w.tiles - SNAP - 1, by);
-      to.count = ends - begins + 1, to.which = program - begins;
-      to.first = w.number + begins;  // each program's part of each unit has a place of its own
-      if (threadIdx.x == 0) held[parts_held] = {run, to, w.number};
-      ++parts_held;
+      Held& one = held[parts_held++];
+      to.count = one.count, to.which = one.which, to.first = one.first;
+      if (threadIdx.x == 0) one.run = run;
     }
-    attend<true>(q, q_tile, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2, in);
     join(sums, sums, 1, shared, to, run, n);
   }
   release_successor();
@@ -188,13 +196,14 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   if (threadIdx.x < parts_held) {
     Held& one = held[threadIdx.x];
     // The ticket goes round, so that it is zero again for the next launch.
-    one.last = atomicInc((u32*)tickets + one.number, one.to.count - 1) == one.to.count - 1;
+    one.last = atomicInc((u32*)tickets + one.number, one.count - 1) == one.count - 1;
   }
   named_sync(1, 128);
 #pragma unroll 1
   for (int i = 0; i < parts_held; ++i)
     if (held[i].last) {
       __threadfence();
-      combine(slice_of(held[i].run, n, 0, 1), held[i].to, held[i].run, n);
+      const Output to = {out, lse, parts, parts_lse, held[i].count, 0, held[i].first};
+      combine(slice_of(held[i].run, n, 0, 1), to, held[i].run, n);
     }
 }
