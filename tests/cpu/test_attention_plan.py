@@ -13,7 +13,7 @@ from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.attention import execute, reference
 from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, lds_room, plan, plan_backward
-from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig
+from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, HopperRangesConfig
 from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
 from laneloom.ops.attention.hopper_gradients import waves
 from laneloom.ops.attention.plan_backward import steps_of
@@ -183,17 +183,21 @@ def test_decode_splits_the_keys_until_the_gpu_is_full():
 
 
 def test_hopper_decodes_with_as_many_programs_as_keep_the_memory_busy():
-    """Short caches in one run, few heads in clusters, long caches of few heads in runs of their own."""
+    """Short caches in one run, long caches of one sequence in runs, in clusters where that takes longer than reading;
+    several sequences whose heads are few by programs that divide all keys evenly."""
     gpu = get_gpu("sm_90a")
     cases = (
-        (1, 131072, 128, 16, 1), (16, 8192, 128, 1, 1), (4, 2048, 128, 3, 3), (40, 8192, 128, 1, 1),
-        (16, 4096, 256, 1, 1), (1, 50, 128, 1, 1), (1, 8192, 128, 8, 8),
+        (1, 131072, 128, 16, 1), (16, 8192, 128, 128, 0), (4, 2048, 128, 4, 1), (40, 8192, 128, 264, 0),
+        (16, 4096, 256, 132, 0), (1, 50, 128, 1, 1), (1, 8192, 128, 8, 8), (64, 2048, 128, 1, 1),
     )  # fmt: skip
-    for batch, keys, d, splits, cluster in cases:
+    for batch, keys, d, programs, cluster in cases:
         case = DecodeProblem(batch, 32, 8 if d == 128 else 4, 1, keys, d, d, "bf16")
         config = plan_decode(case, gpu)
-        assert isinstance(config, HopperDecodeConfig)
-        assert (config.splits, config.cluster) == (splits, cluster)
+        if isinstance(config, HopperRangesConfig):
+            assert (config.ranges, 0) == (programs, cluster)
+        else:
+            assert isinstance(config, HopperDecodeConfig)
+            assert (config.splits, config.cluster) == (programs, cluster)
         for change in ({"d": 264}, {"page": 24}):
             assert config.why_invalid(dataclasses.replace(case, **change), gpu) is not None
         assert plan_decode(dataclasses.replace(case, d=264), gpu).schedule == "decode"
@@ -216,13 +220,14 @@ def test_every_decoding_that_hopper_plans_is_valid(gpu):
             adjacent=generator.random() < 0.7,
         )  # fmt: skip
         config = plan_decode(case, gpu)
-        assert isinstance(config, HopperDecodeConfig)
+        assert isinstance(config, (HopperDecodeConfig, HopperRangesConfig))
         assert config.why_invalid(case, gpu) is None
         assert config.abreast == 1 or case.adjacent
         wide = case.abreast(config.abreast)
         assert wide.row_tiles == case.row_tiles, "no key is read more often than by one head alone"
-        seen.add((config.cluster > 1, config.clusters > 1, config.abreast > 1))
-    assert len(seen) >= 6
+        runs = config.schedule == "hopper_decode" and (config.cluster > 1, config.clusters > 1)
+        seen.add((runs, config.abreast > 1))
+    assert len(seen) >= 8
 
 
 def test_what_decoding_on_hopper_refuses():
@@ -235,6 +240,15 @@ def test_what_decoding_on_hopper_refuses():
     assert "divide 6" in str(dataclasses.replace(config, abreast=4).why_invalid(case, gpu))
     assert "side by side" in str(config.why_invalid(dataclasses.replace(case, adjacent=False), gpu))
     assert "256" in str(dataclasses.replace(config, abreast=6).why_invalid(case, gpu))
+    many = dataclasses.replace(case, queries=1 << 18)
+    ranges = HopperRangesConfig(ranges=132, stages=3, abreast=2)
+    for one in (config, ranges):
+        assert "rows" in str(one.why_invalid(many, gpu))
+        assert "stages must be at least 1, got 0" in str(dataclasses.replace(one, stages=0).why_invalid(case, gpu))
+    assert ranges.why_invalid(case, gpu) is None
+    for count in (0, 1025):
+        assert f"1 to 1024, got {count}" in str(dataclasses.replace(ranges, ranges=count).why_invalid(case, gpu))
+    assert "tiles" in str(ranges.why_invalid(dataclasses.replace(case, batch=1 << 20, keys=1 << 20), gpu))
 
 
 def test_cdna_keeps_whole_rows_of_the_result_in_a_program():

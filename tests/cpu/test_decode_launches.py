@@ -71,7 +71,8 @@ DECODING = {
         (40, 2, 2, 1000, 64, 64, 0, None), HopperDecodeConfig(stages=2, splits=6, cluster=3)),
     "ranges": ((32, 8, 1, 4096, 128, 128, 0, None), HopperRangesConfig(stages=3, ranges=132, alone=True)),
     "ranges of more rows": ((40, 2, 2, 1000, 64, 48, 0, None), HopperRangesConfig(stages=2, ranges=7)),
-    "ranges of pages, a window": ((12, 4, 2, 2048, 32, 32, 48, 99), HopperRangesConfig(stages=2, ranges=264, abreast=2)),
+    "ranges of pages, a window": (
+        (12, 4, 2, 2048, 32, 32, 48, 99), HopperRangesConfig(stages=2, ranges=264, abreast=2)),
 }  # fmt: skip
 
 

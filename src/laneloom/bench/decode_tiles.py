@@ -174,16 +174,31 @@ def _compile(pair: tuple[DecodeProblem, Config]) -> None:
     compiled(*pair, get_gpu("sm_90a"))
 
 
+def planned(rows: list[Row], gpu: Gpu, spread: int) -> list[Row]:
+    """The rows of lengths of this spread by what the plan takes."""
+    of = [row for row in rows if row.spread == spread]
+    texts = {case: plan_decode(decode_problem(case), gpu).text for case in dict.fromkeys(row.case for row in of)}
+    return [row for row in of if row.config == texts[row.case]]
+
+
+def sentence(rows: list[Row], gpu: Gpu) -> str:
+    """Markdown: what lengths that differ cost."""
+    found = {spread: planned(rows, gpu, spread) for spread in (RAGGED, SKEWED)}
+    ragged, skewed = (geometric_mean(row.torch_us / row.us for row in of) for of in found.values())
+    return (
+        f"Decoding of {len(found[RAGGED])} batches whose sequences differ in length: {ragged:.2f} x torch's flash "
+        f"kernel for given lengths where they are even from 0 to the longest, {skewed:.2f} x where most are short."
+    )
+
+
 def summarise(rows: list[Row], gpu: Gpu) -> str:
     """Markdown: what the plan takes, by how lengths differ."""
     names = {EVEN: "all as long as there is room", RAGGED: "even from 0 to that", SKEWED: "most of them short"}
     head = "| lengths | caches | x the faster of torch's | least | x flash | behind the fastest config |"
     lines = [head, "|---" * 6 + "|"]
-    plans = {case: plan_decode(decode_problem(case), gpu).text for case in dict.fromkeys(row.case for row in rows)}
     for spread, name in names.items():
-        of = [row for row in rows if row.spread == spread]
-        best = {row.case: row.us for row in sorted(of, key=lambda row: -row.us)}
-        taken = [row for row in of if row.config == plans[row.case]]
+        best = {row.case: row.us for row in sorted(rows, key=lambda row: -row.us) if row.spread == spread}
+        taken = planned(rows, gpu, spread)
         ratios = [row.torch_us / row.us for row in taken]
         flash = [row.flash_us / row.us for row in taken if row.flash_us]
         behind = geometric_mean(row.us / best[row.case] for row in taken) - 1
@@ -197,13 +212,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure many configs of attention over a cache on Hopper.")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
+    parser.add_argument("--readme", type=Path, help="page that gets a sentence of it")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of random decodes of models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     if arguments.render:
         source, page = arguments.render
-        fill_page(page, {"lengths": summarise(read(source), get_gpu("sm_90a"))})
+        rows, gpu = read(source), get_gpu("sm_90a")
+        fill_page(page, {"lengths": summarise(rows, gpu)})
+        if arguments.readme:
+            fill_page(arguments.readme, {"lengths summary": sentence(rows, gpu)})
     if arguments.out:
         sweep(arguments.out, arguments.seeds, arguments.rounds, arguments.jobs)
 

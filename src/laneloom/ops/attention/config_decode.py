@@ -57,6 +57,11 @@ class DecodeProblem:
         return self.batch * self.kv_heads * self.keys * (self.d + self.d_v) * DTYPE_BYTES[self.dtype]
 
     @property
+    def read_keys(self) -> int:
+        """Keys of a sequence that are read: with a window, those that its queries see."""
+        return self.keys if self.left is None else min(self.keys, self.left + self.queries)
+
+    @property
     def row_tiles(self) -> int:
         """Tiles of the rows that share a head of keys: the queries of its heads."""
         return -(-self.queries * self.group // ROWS)

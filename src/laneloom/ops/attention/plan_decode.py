@@ -143,6 +143,7 @@ def _most_resident(config: HopperDecodeConfig | HopperRangesConfig, problem: Dec
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig | HopperRangesConfig | None:
     """The config that has the shortest estimates, of several spreads of the lengths where there are several."""
+    problem = replace(problem, keys=problem.read_keys)
     weights = _WEIGHTS if problem.batch > 1 else {EVEN: 1}
     found = [
         (sum(weight * log(estimate_us(problem, config, n, gpu, spread)) for spread, weight in weights.items()), config)
@@ -175,7 +176,7 @@ def plan_decode(
     if gpu.family.startswith("CDNA"):
         together = min(together, max(1, gpu.lds_bytes // alone.lds_bytes(problem)))
     wanted = together * gpu.compute_units // max(alone.programs(problem), 1)
-    most = max(1, problem.keys // (_LEAST_STEPS * columns))
+    most = max(1, problem.read_keys // (_LEAST_STEPS * columns))
     config = replace(alone, splits=max(1, min(wanted, most, MOST_SPLITS)))
     why = config.why_invalid(problem, gpu)
     if why is not None:
