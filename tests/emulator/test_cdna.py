@@ -118,10 +118,14 @@ def test_results_of_16_bits_clear_the_other_half_but_for_some(cdna3):
 
 def test_mad_f16_rounds_twice(cdna3):
     f = RNG.standard_normal((3, 64)).astype(np.float16)
-    got = cdna3("v_mad_f16 v4, v0, v1, v2\nv_mac_f16_e32 v2, v0, v1", v=dict(enumerate(f)))
-    want = (f[0] * f[1] + f[2]).astype(np.float16)
-    np.testing.assert_array_equal(got.vector(4, np.float16), want)
-    np.testing.assert_array_equal(got.vector(2, U32), want.view(np.uint16))
+    code = "v_mad_f16 v4, v0, v1, v2\nv_madak_f16 v5, v0, v1, 0x4200\nv_madmk_f16 v6, v0, 0x4200, v1"
+    code += "\nv_mad_legacy_f16 v7, v0, v1, v2\nv_mac_f16_e32 v2, v0, v1"
+    got = cdna3(code, v=dict(enumerate(f)))
+    want, three = (f[0] * f[1] + f[2]).astype(np.float16), np.float16(3)
+    for n, sum_ in {4: want, 2: want, 5: f[0] * f[1] + three, 6: f[0] * three + f[1]}.items():
+        np.testing.assert_array_equal(got.vector(n, np.float16), sum_)
+        assert (got.vector(n, np.uint16, half=1) == 0xA5A5).all(), "the other half stays"
+    np.testing.assert_array_equal(got.vector(7, U32), want.view(np.uint16))
 
 
 # -- CDNA 2 ------------------------------------------------------------------------------------------------------------

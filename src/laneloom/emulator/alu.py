@@ -150,8 +150,9 @@ def _and_copy(step: Step, n: int) -> Step:
     return both
 
 
-#: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3").
-KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16", "v_bitop3_b16"})
+#: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3"; LLVM, Mesa).
+KEEP_HALF = frozenset("v_bitop3_b16 v_div_fixup_f16 v_fma_f16 v_mac_f16 v_mad_f16 v_mad_i16 v_mad_u16".split())
+KEEP_HALF |= {"v_madak_f16", "v_madmk_f16"}
 
 
 def vector_writer(ins: Instruction, destination: Operand, kind: str, target: Target, high: bool = False) -> Write:
