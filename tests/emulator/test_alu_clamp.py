@@ -192,11 +192,14 @@ def test_scalar_results_of_the_vector_unit_are_modified(execute, kind):
 
 
 def test_small_floats_become_no_more_than_1(execute):
-    codes = np.arange(64, dtype=np.uint32) * 4
-    for name in ("v_cvt_f32_fp8_e64", "v_cvt_f32_bf8_e64"):
-        machine = execute(f"{name} v8, v1\n{name} v9, v1 clamp", gpu="gfx942", lanes=64, v={1: codes})
-        plain, got = (machine.vector(n, np.float32) for n in (8, 9))
-        np.testing.assert_array_equal(got, np.fmin(np.fmax(plain, 0), 1))
+    codes = np.arange(64, dtype=np.uint32) * 0x0401 & 0xFFFF
+    for kind in ("fp8", "bf8"):
+        one, two = f"v_cvt_f32_{kind}_e64", f"v_cvt_pk_f32_{kind}_e64"
+        code = f"{one} v8, v1\n{one} v9, v1 clamp\n{two} v[10:11], v1\n{two} v[12:13], v1 clamp"
+        machine = execute(code, gpu="gfx942", lanes=64, v={1: codes})
+        for n, plain in {9: 8, 12: 10, 13: 11}.items():
+            want = np.fmin(np.fmax(machine.vector(plain, np.float32), 0), 1)
+            np.testing.assert_array_equal(machine.vector(n, np.float32), want)
 
 
 @pytest.mark.parametrize(

@@ -321,3 +321,8 @@ def test_integer_dot_products_of_chosen_halves(execute, gpu, name, dtype):
 def test_signs_of_pairs_without_known_meaning_are_refused(execute, gpu, text):
     with pytest.raises(UnknownInstructionError, match="with neg or abs of a pair"):
         execute(text, gpu=gpu, lanes=64 if gpu.startswith("gfx9") else 32, v={1: A})
+
+
+def test_omod_of_sums_of_pairs_is_refused(execute):
+    with pytest.raises(UnknownInstructionError, match=r"v_dot2\w+ with omod"):
+        execute("v_dot2c_f32_f16_e64 v0, v1, v2 mul:2", gpu="gfx942", lanes=64, v={1: A})

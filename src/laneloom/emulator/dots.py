@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction
 from .alu import Step, Target, refuse_signs, special, store_step, vector_readers
 from .bits import I32, I64, U32, saturate
@@ -50,6 +51,8 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
                  ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])]  # fmt: skip
         packed_result = result != "f32"
         refuse_signs(ins, *texts[:2])
+        if not {"mul", "div"}.isdisjoint(ins.modifiers):
+            raise UnknownInstructionError(f"{ins.name} with omod is not implemented")
         if packed_result:  # VOP3: op_sel picks the halves of the accumulator and of the result
             lists[:2] = [[0] * 3, [1] * 3]
         a, b = (

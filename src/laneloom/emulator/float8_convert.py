@@ -111,12 +111,12 @@ def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
         high = bool(byte_number(ins, 16)) or text.half == "h"
         reader = read(text, "b16", high)
         n = destination.index
+        modify = output_modifier(ins, "f32", target, flushes=False) if target.gpu.major == 9 else None
 
         def step(g: Waves) -> None:
             pair = reader(g)
-            low, upper = values[pair & 0xFF], values[pair >> np.uint16(8)]
-            g.put(n, low)
-            g.put(n + 1, upper)
+            for k, code in enumerate((pair & 0xFF, pair >> np.uint16(8))):
+                g.put(n + k, values[code] if modify is None else modify(values[code]))
 
         return step
 
