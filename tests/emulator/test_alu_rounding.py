@@ -62,6 +62,40 @@ def test_sums_that_round_twice(cdna3, exact, rounding):
         assert got[k] == rounded(exact, product + Fraction(z), "f16", rounding)
 
 
+@pytest.mark.parametrize("rounding", range(4))
+def test_pairs_of_singles(cdna3, exact, rounding):
+    """Conversions of pairs to fp16 round to nearest all the same (CDNA 4 ISA guide)."""
+    a, b, c = RNG.standard_normal((3, 64, 2)).astype(np.float32)
+    code = f"""s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), {rounding | rounding << 2}
+    v_pk_add_f32 v[10:11], v[0:1], v[2:3]
+    v_pk_mul_f32 v[12:13], v[0:1], v[2:3]
+    v_pk_fma_f32 v[14:15], v[0:1], v[2:3], v[4:5]
+    v_cvt_pk_f16_f32 v16, v0, v1"""
+    machine = cdna3(code, "gfx950", v={n: x.view(np.uint64).ravel() for n, x in {0: a, 2: b, 4: c}.items()})
+    for side in range(2):
+        got = [machine.vector(n + side, np.float32) for n in (10, 12, 14)]
+        for k, (x, y, z) in enumerate(zip(*(map(Fraction, v[:, side].tolist()) for v in (a, b, c)), strict=True)):
+            assert [g[k] for g in got] == [rounded(exact, v, "f32", rounding) for v in (x + y, x * y, x * y + z)]
+        np.testing.assert_array_equal(machine.vector(16, np.float16, half=side), a[:, side].astype(np.float16))
+
+
+@pytest.mark.parametrize("rounding", range(4))
+@pytest.mark.parametrize(("kind", "dtype"), [("f16", np.float16), ("f32", np.float32), ("f64", np.float64)])
+def test_powers_of_two_and_fractions(execute, exact, rounding, kind, dtype):
+    """What v_ldexp makes denormal or too large, and sums with 1 that do not fit (kept below 1), are rounded."""
+    x, largest = RNG.standard_normal(64).astype(dtype), np.finfo(dtype).maxexp
+    power = np.resize(np.array([1 - largest, -largest - 5, 3 - 2 * largest, largest, 2], np.int32), 64)
+    wide, to, of = (("[6:7]", "[8:9]", "[0:1]") if kind == "f64" else ("6", "8", "0"))
+    code = f"s_round_mode {rounding | rounding << 2}\nv_ldexp_{kind} v{wide}, v{of}, v2\nv_fract_{kind} v{to}, v{of}"
+    machine = execute(code, v={0: x, 2: power.astype(np.int16) if kind == "f16" else power})
+    bits = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    for value, p, got, rest in zip(
+        map(Fraction, x.tolist()), power.tolist(), machine.vector(6, bits), machine.vector(8, dtype), strict=True
+    ):
+        assert int(got) == exact.encode(value * Fraction(2) ** p, kind, rounding)
+        assert rest == min(rounded(exact, value % 1, kind, rounding), 1 - Fraction(float(np.finfo(dtype).epsneg)))
+
+
 @pytest.mark.parametrize(
     ("gpu", "text"), [("gfx1151", "v_div_fmas_f32 v4, v0, v1, v2"), ("gfx90a", "v_mad_f32 v4, v0, v1, v2")]
 )

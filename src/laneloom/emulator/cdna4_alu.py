@@ -19,6 +19,7 @@ from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
 from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
+from .mode import NEAREST
 from .operands import Read, read, write
 from .packed import packed, read_halves, stopped_bf16, write_halves
 from .state import U32, Waves
@@ -103,7 +104,8 @@ def bf16_stopping(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.n
 def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = rounded(target.mode.rounding(kind))
+        # CDNA 4's ISA guide rounds to nearest whatever MODE says.
+        convert = rounded(NEAREST if target.gpu.major == 9 else target.mode.rounding(kind))
         if target.mode.f16_overflow:
             convert = stopping(convert) if kind == "f16" else bf16_stopping(convert)
         a, b = (read(text, "f32") for text in texts)

@@ -11,7 +11,7 @@ from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
 from .bits import I32, I64, saturate
 from .dots import elements
 from .floating import multiply_dx9
-from .mode import flush
+from .mode import NEAREST, flush
 from .operands import Read, constant_bits, modify, read, read_scalar, write
 from .rounding import ADD, FMA, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
@@ -70,7 +70,9 @@ def _read_single(operand: Operand, word: int, negate: bool) -> Read:
     return lambda g: modify(g.sv[n].view(np.float32), negate, False)
 
 
-def _packed_single(function: Callable, count: int) -> Callable[[Instruction, Target], Step]:
+def _packed_single(
+    nearest: Callable, directed: Callable[[int], Callable], count: int
+) -> Callable[[Instruction, Target], Step]:
     """op_sel says which of a source's two feeds the low result, op_sel_hi which the high one."""
 
     def build(ins: Instruction, target: Target) -> Step:
@@ -80,7 +82,8 @@ def _packed_single(function: Callable, count: int) -> Callable[[Instruction, Tar
             words, signs = ins.bits(select, [int(select == "op_sel_hi")] * count), ins.bits(negate, [0] * count)
             sides.append([_read_single(*x) for x in zip(texts, words, map(bool, signs), strict=True)])
         modify_result, flushes = output_modifier(ins, "f32", target), target.mode.flushes_inputs("f32")
-        n = destination.index
+        n, rounding = destination.index, target.mode.rounding("f32")
+        function = nearest if rounding == NEAREST else directed(rounding)
 
         def step(g: Waves) -> None:
             results = []
@@ -96,9 +99,9 @@ def _packed_single(function: Callable, count: int) -> Callable[[Instruction, Tar
     return build
 
 
-special("v_pk_fma_f32", _packed_single(fma_f32, 3))
-special("v_pk_mul_f32", _packed_single(np.multiply, 2))
-special("v_pk_add_f32", _packed_single(np.add, 2))
+special("v_pk_fma_f32", _packed_single(fma_f32, FMA["f32"], 3))
+special("v_pk_mul_f32", _packed_single(np.multiply, MUL["f32"], 2))
+special("v_pk_add_f32", _packed_single(np.add, ADD["f32"], 2))
 
 
 def _move_pair(ins: Instruction, target: Target) -> Step:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
-from .rounding import ADD, FMA, MUL, SUB, fma_f32
+from .rounding import ADD, FMA, MUL, SUB, fma_f32, ldexp_directed
 
 vector("v_add_f32", "f32", "f32 f32", np.add, rounded=ADD["f32"])
 vector("v_sub_f32", "f32", "f32 f32", np.subtract, rounded=SUB["f32"])
@@ -191,6 +191,18 @@ def fraction(x: np.ndarray) -> np.ndarray:
     return np.minimum(x - np.floor(x), below_one)
 
 
+def fraction_directed(add: Callable[[int], Callable]) -> Callable[[int], Callable]:
+    """`fraction` in another rounding mode, of the sums that are rounded in it."""
+
+    def of_mode(rounding: int) -> Callable:
+        def function(x: np.ndarray) -> np.ndarray:
+            return np.minimum(add(rounding)(x, -np.floor(x)), np.nextafter(x.dtype.type(1), x.dtype.type(0)))
+
+        return function
+
+    return of_mode
+
+
 def mantissa(x: np.ndarray) -> np.ndarray:
     """The significand in [0.5, 1) with the sign of x; zeros, infinities and NaNs as they are."""
     return np.frexp(x)[0]
@@ -208,7 +220,7 @@ def scale_by_power(x: np.ndarray, power: np.ndarray) -> np.ndarray:
 
 for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
     vector(f"v_{_name}_f32", "f32", "f32", _function)
-vector("v_fract_f32", "f32", "f32", fraction)
+vector("v_fract_f32", "f32", "f32", fraction, rounded=fraction_directed(ADD["f32"]))
 vector("v_frexp_mant_f32", "f32", "f32", mantissa)
 vector("v_frexp_exp_i32_f32", "i32", "f32", lambda x: exponent(x).astype(np.int32))
-vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power)
+vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power, rounded=ldexp_directed)

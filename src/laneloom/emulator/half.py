@@ -9,10 +9,10 @@ from .alu import Step, Target, output_modifier, special, store_step, vector
 from .convert import to_f16
 from .dpp import lane_source
 from .float16 import stopping, widen
-from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
+from .floating import declare_extrema, exponent, fraction, fraction_directed, mantissa, scale_by_power
 from .mode import Mode, flush
 from .operands import Read, read, write
-from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
+from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, ldexp_directed, multiply_f16, subtract_f16
 from .state import Waves
 
 vector("v_add_f16", "f16", "f16 f16", add_f16, rounded=ADD["f16"])
@@ -30,10 +30,10 @@ vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA[
 declare_extrema("f16")
 for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
     vector(f"v_{_name}_f16", "f16", "f16", _function)
-vector("v_fract_f16", "f16", "f16", fraction)
+vector("v_fract_f16", "f16", "f16", fraction, rounded=fraction_directed(ADD["f16"]))
 vector("v_frexp_mant_f16", "f16", "f16", mantissa)
 vector("v_frexp_exp_i16_f16", "i16", "f16", lambda x: exponent(x).astype(np.int16))
-vector("v_ldexp_f16", "f16", "f16 i16", scale_by_power)
+vector("v_ldexp_f16", "f16", "f16 i16", scale_by_power, rounded=ldexp_directed)
 
 
 # -- mixed precision ---------------------------------------------------------------------------------------------------

@@ -269,6 +269,22 @@ MUL = {"f64": _MUL_F64, "f32": _product_directed(np.float32), "f16": _product_di
 FMA = {"f64": _FMA_F64, "f32": _fma_directed(np.float32), "f16": _fma_directed(np.float16)}
 
 
+def ldexp_directed(rounding: int) -> Callable:
+    """x * 2**power. Only what is denormal or beyond the largest number was rounded; scaled back it shows which way."""
+
+    def function(x: np.ndarray, power: np.ndarray) -> np.ndarray:
+        power = np.clip(np.asarray(power, np.int32), -5000, 5000)
+        nearest = np.ldexp(x, power)
+        back, infinity = np.ldexp(nearest, -power), x.dtype.type(np.inf)
+        if rounding == UP:
+            return np.where(back < x, np.nextafter(nearest, infinity), nearest)
+        if rounding == DOWN:
+            return np.where(back > x, np.nextafter(nearest, -infinity), nearest)
+        return np.where(np.abs(back) > np.abs(x), np.nextafter(nearest, x.dtype.type(0)), nearest)
+
+    return function
+
+
 def nearest_only(_rounding: int) -> Callable:
     """For operations whose directed modes are not implemented."""
     raise NotImplementedError
