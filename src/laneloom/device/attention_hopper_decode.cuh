@@ -69,13 +69,15 @@ __device__ __forceinline__ void write_result(const Output& to, const Run& run, c
 __device__ __forceinline__ i64 part(const Output& to, const Run& run, const Rows& n, int i, int r) {
   return (i64)(to.first + i) * min(ROWS, n.rows) + r - run.row0;
 }
-__device__ __forceinline__ void write(const Output& to, const Run& run, const Rows& n, int r, int column, float4 x, float lse2) {
+// first: of what a slice has of the row. Each slice leaves the row's lse, the same number, since its ticket is for this slice alone.
+__device__ __forceinline__ void write(const Output& to, const Run& run, const Rows& n, int r, int column, float4 x, float lse2,
+                                      bool first) {
   if (to.count == 1) {
     write_result(to, run, n, r, column, x, lse2);
   } else {
     const i64 at = part(to, run, n, to.which, r);
     *(float4*)(to.parts + at * HEAD_V + column) = x;
-    if (column == 0) to.parts_lse[at] = lse2;
+    if (first) to.parts_lse[at] = lse2;
   }
 }
 
@@ -101,7 +103,7 @@ __device__ __forceinline__ void join(const float* sums, float* mine, int peers, 
     const float factor = inverse(total), lse2 = log_of_sum(top, total);
     x.x *= factor, x.y *= factor, x.z *= factor, x.w *= factor;
     if (peers == 1) {
-      write(to, run, n, run.row0 + r, column, x, lse2);
+      write(to, run, n, run.row0 + r, column, x, lse2, column == 0);
     } else {
       *(float4*)(mine + ROWS + r * HEAD_V + column) = x;
       if (column == 0) mine[r] = lse2;
@@ -157,7 +159,7 @@ __device__ __forceinline__ void share(u32 mine, int peers, const Slice& slice, c
     const float4 x = weigh(peers, [&](int i, float& l, float4& y) {
       l = load_peer(at_rank(mine + r * 4, i)), y = load_peer4(at_rank(mine + (ROWS + r * HEAD_V + column) * 4, i));
     }, lse2);
-    write(to, run, n, run.row0 + r, column, x, lse2);
+    write(to, run, n, run.row0 + r, column, x, lse2, column == 0 || item == slice.begin);
   }
 }
 
