@@ -30,6 +30,8 @@ struct Shares {
   int each, keys, own, upto;
 };
 
+// Of a sequence; none of one that there is not.
+__device__ __forceinline__ int keys_of(int batch, const Sequences& all) { return batch < all.batches ? max(all.lengths[batch], 0) : 0; }
 // Where a window's keys begin, in tiles.
 __device__ __forceinline__ int first_of(int keys, const Rows& n) { return HAS_FIRST ? max(keys - n.queries - n.left, 0) / TILE : 0; }
 // One at least: where there are no keys, the result is written all the same.
@@ -49,7 +51,7 @@ __device__ __forceinline__ Shares shares_of(const Sequences& all, const Rows& n,
 #pragma unroll 4
   for (int i = 0; i < s.each; ++i) {
     const int batch = lane * s.each + i;
-    s.keys = batch < all.batches ? all.lengths[batch] : 0;
+    s.keys = keys_of(batch, all);
     if (batch < all.batches) s.own += tiles_of(s.keys, n) + COST;
   }
   s.upto = sum_up_to(s.own, lane);
@@ -65,7 +67,7 @@ __device__ __forceinline__ void step(Walk& w, const Sequences& all, const Rows& 
   w.row0 = 0;
   if (++w.head < all.kv_heads) return;
   w.head = 0, ++w.batch;
-  enter(w, w.next_keys, w.batch + 1 < all.batches ? all.lengths[w.batch + 1] : 0, n);
+  enter(w, w.next_keys, keys_of(w.batch + 1, all), n);
 }
 
 // All lanes of a warp: the place of a border, of which there is one.
@@ -79,7 +81,7 @@ __device__ __forceinline__ Walk find(int border, const Shares& s, const Sequence
   } else {
     const int end = min(w.batch + s.each, all.batches);
     for (;; w.batch += 32) {
-      const int own = w.batch + lane < end ? tiles_of(all.lengths[w.batch + lane], n) + COST : 0;
+      const int own = w.batch + lane < end ? tiles_of(keys_of(w.batch + lane, all), n) + COST : 0;
       const int upto = before + sum_up_to(own, lane);
       const u32 beyond = __ballot_sync(~0u, upto * all.units > border);
       const int found = beyond == 0 ? 31 : __ffs(beyond) - 1;
@@ -89,7 +91,7 @@ __device__ __forceinline__ Walk find(int border, const Shares& s, const Sequence
         break;
       }
     }
-    enter(w, all.lengths[w.batch], w.batch + 1 < all.batches ? all.lengths[w.batch + 1] : 0, n);
+    enter(w, keys_of(w.batch, all), keys_of(w.batch + 1, all), n);
   }
   const int share = w.tiles + COST, unit = (border - before * all.units) / share;
   w.begin = before * all.units + unit * share;
