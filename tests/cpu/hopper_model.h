@@ -70,6 +70,7 @@ struct Cta {
   std::map<int, Meeting> meetings;
   pthread_barrier_t warps[16];
   u32 lanes[16][2][32][6];
+  u32 exchanges[512], running;  // of each thread; threads that have not ended
 };
 static Cta ctas[CTAS];
 static thread_local Cta* cta;
@@ -124,14 +125,15 @@ inline void barrier_wait(u32 at, u32 parity) {
   Barrier& b = cta->barriers.at(at);
   wait_until(b.changed, [&] { return b.phase != parity % 2; }, "mbarrier", at);
 }
-inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) {
+inline void end(Meeting& m) {
+  m.there = 0, ++m.round;
+  pthread_cond_broadcast(&m.changed);
+}
+inline void meet(int name, const u32& threads, bool waits = true, Cta& of = *cta) {
   Lock lock;
   Meeting& m = of.meetings[name];
   const u32 round = m.round;
-  if (++m.there == threads) {
-    m.there = 0, ++m.round;
-    pthread_cond_broadcast(&m.changed);
-  }
+  if (++m.there == threads) end(m);
   if (waits) wait_until(m.changed, [&] { return m.round != round; }, "barrier", name);
 }
 inline void named_sync(int name, int threads) { meet(name, threads); }
@@ -143,7 +145,9 @@ inline void release_successor() {} inline void await_memory() {}  // grids run o
 inline void fence_async() {}
 inline void prefetch_map(const TensorMap*) {}
 inline u32 cluster_rank() { return cta - ctas; }
-inline void cluster_sync() { meet(-1, 2 * blockDim.x, true, ctas[0]); }
+static u32 running_threads;  // of a cluster: who has ended is not waited for
+constexpr int OF_CLUSTER = -2;
+inline void cluster_sync() { meet(OF_CLUSTER, running_threads, true, ctas[0]); }
 inline void arrive_at(u64* barrier, u32 rank) { take(ctas[rank], (const char*)barrier - arena, 1, 0); }
 inline void send_word(int* to, int word, u64* full, u32 rank) {
   memcpy(ctas[rank].memory + ((char*)to - arena), &word, 4);
@@ -160,10 +164,7 @@ inline u32 thread_number() { return threadIdx.x; }
 // Where a warp's lanes leave each other words, in turn: who writes here again has been at the other's meeting, to which
 // every lane came with what it had read here.
 typedef u32 Lanes[32][6];
-inline Lanes& next_lanes() {
-  static thread_local u32 exchanges;
-  return cta->lanes[threadIdx.x / 32][exchanges++ % 2];
-}
+inline Lanes& next_lanes() { return cta->lanes[threadIdx.x / 32][cta->exchanges[threadIdx.x]++ % 2]; }
 inline u32 __shfl_sync(u32, u32 x, int from) {
   auto& mine = next_lanes();
   mine[threadIdx.x % 32][0] = x;
@@ -309,11 +310,11 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   memcpy(&x, arena + at % WINDOW, 2);
   return widen(x);
 }
-struct Rows { float x[2][DEPTH]; };  // of A, a thread's two
-template <int WIDE, class Sum> void multiply(Sum* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
+struct RowsOfA { float x[2][DEPTH]; };  // a thread's two
+template <int WIDE, class Sum> void multiply(Sum* sums, const std::function<RowsOfA()>& rows, u64 b, bool b_by_row, int accumulate) {
   const int lane = threadIdx.x % 32;
   auto run = [=] {
-    const Rows a = rows();
+    const RowsOfA a = rows();
     for (int i = 0; i < WIDE / 2; ++i) {
       const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       Sum sum = accumulate ? sums[i] : 0;
@@ -326,7 +327,7 @@ template <int WIDE, class Sum> void multiply(Sum* sums, const std::function<Rows
 template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   multiply<WIDE>(sums, [=] {
-    Rows rows;
+    RowsOfA rows;
     for (int i = 0; i < 2 * DEPTH; ++i) rows.x[i / DEPTH][i % DEPTH] = element(a, a_by_column, row + i / DEPTH * 8, i % DEPTH);
     return rows;
   }, b, b_by_row, accumulate);
@@ -336,7 +337,7 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
   __syncwarp();
-  Rows rows;
+  RowsOfA rows;
   constexpr int HELD = 4 / ELEMENT_BYTES;  // of a register
   for (int q = 0; q < 4; ++q)
     for (int i = 0; i < 4 * HELD; ++i) {
@@ -383,10 +384,17 @@ inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3,
 
 // Clusters one after the other, with `late` from the last: they share tiles by a counter, and do not wait for each other.
 static std::function<void()> body;
-static void* run_thread(void* number) {
+static void stand_at(void* number) {
   const int i = (int)(intptr_t)number, rank = i / blockDim.x;
   threadIdx.x = i % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank;
+}
+static void* run_thread(void* number) {
+  stand_at(number);
   body();
+  Lock lock;
+  Meeting& m = ctas[0].meetings[OF_CLUSTER];
+  --cta->running;
+  if (--running_threads == m.there && m.there) end(m);
   return nullptr;
 }
 static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel, int cluster = 1) {
@@ -397,10 +405,11 @@ static void run_grid(int grid, int threads, bool products_late, const std::funct
   for (int& block = first_block_of_cluster = late ? grid - cluster : 0; 0 <= block && block < grid; block += late ? -cluster : cluster) {
     for (Cta& one : ctas) {
       memset(one.memory, 0xff, WINDOW);  // NaN
-      one.barriers.clear(), one.meetings.clear();
+      one.barriers.clear(), one.meetings.clear(), one.running = threads;
+      memset(one.exchanges, 0, sizeof one.exchanges);
       for (auto& warp : one.warps) pthread_barrier_init(&warp, nullptr, 32);
     }
-    std::vector<pthread_t> running(threads * cluster);
+    std::vector<pthread_t> running(running_threads = threads * cluster);
     for (size_t i = 0; i < running.size(); ++i)
       if (pthread_create(&running[i], &small, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
     for (auto& thread : running) pthread_join(thread, nullptr);

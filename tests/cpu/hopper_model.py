@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 COMPILER = shutil.which("g++")
 OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-fno-exceptions", "-fno-rtti")
 HEADER = Path(__file__).with_name("hopper_model.h")
+WARPS = HEADER.with_name("warp_model.h")  #: with what warps do beside wgmma
+
+
+class ModelError(AssertionError):
+    """What the model reports of a launch: an illegal instruction, a wait without an end."""
 
 
 def without_assembly(text: str) -> str:
@@ -29,16 +37,17 @@ def without_assembly(text: str) -> str:
     return "".join([*kept, text[at:]])
 
 
-def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ctypes.CDLL:
+def built(text: str, constants: dict[str, Any], launch: str, folder: Path, header: Path = HEADER) -> ctypes.CDLL:
     """A kernel's text with its constants, and `launch`, the C++ function that starts it, as a library in `folder`."""
     text = without_assembly(text)
     text = re.sub(r"struct __align__\(64\) TensorMap.*", "", text)
     text = text.replace("extern __shared__ char memory[];", "char* const memory = arena;")
     text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
+    text = text.replace("__shared__ Held held[2];", "Held* const held = (Held*)(arena + STATIC_AT + 8192);")
     assert "asm" not in text
     assert "__shared__" not in text
     lines = [f"#define {key} {value}" for key, value in {"MOST_SECONDS": 60, "CTAS": 2, **constants}.items()]
-    return compiled("\n".join([*lines, f'#include "{HEADER}"', text, launch]), folder)
+    return compiled("\n".join([*lines, f'#include "{header}"', text, launch]), folder)
 
 
 @cache
@@ -69,3 +78,22 @@ def tensor_map(x, rows):
     batch, heads, n, d = x.shape
     words[:9] = [x.data_ptr(), d, n, heads, batch, *x.stride()[2::-1], rows]
     return words
+
+
+def in_own_process(run) -> None:
+    """Do what writes nothing but shared memory; what it says where it fails is the error's text."""
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            os.dup2(said.fileno(), 2)
+            failed = 1
+            try:
+                run()
+                failed = 0
+            finally:
+                os._exit(failed)
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        if status:
+            raise ModelError(said.read().decode(errors="replace").strip()[-2000:] or f"ended by {status}")

@@ -9,19 +9,9 @@
 
 #include <cstdarg>
 
-#include "hopper_model.h"
+#include "warp_model.h"
 
-inline float __shfl_sync(u32 all, float x, int from) {
-  u32 y;
-  memcpy(&y, &x, 4);
-  return __uint_as_float(__shfl_sync(all, y, from));
-}
 inline float __expf(float x) { return expf(x); }
-inline u32 __float_as_uint(float x) { return __float_as_int(x); }
-struct float2 { float x, y; };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-template <class T> T __ldcg(const T *from) { return *from; }
-inline void __threadfence() {}
 
 namespace ptx {
 
@@ -247,24 +237,7 @@ inline void load_words(u32& x, const void* from) { load_global<1>(from, &x); }
 inline void fetch_line(const void* from, int bytes) {
   if ((u64)from % 16 || bytes % 16 || bytes <= 0) fail("a prefetch of %d bytes", bytes);
 }
-// mma m16n8k16: lane l has of A pairs 2q, 2q + 1 and 2q + 8, 2q + 9 of rows g and g + 8, of B those of column g, of the sums
-// columns 2q, 2q + 1 of the two rows, where g = l / 4, q = l % 4.
-inline void multiply_warp(float& s0, float& s1, float& s2, float& s3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const int lane = threadIdx.x % 32;
-  auto& mine = next_lanes();
-  const u32 own[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(mine[lane], own, sizeof own);
-  __syncwarp();
-  float a[2][16], b[2][16];
-  auto half = [](u32 x, int i) { return widen(x >> 16 * i & 0xffff); };
-  for (int k = 0; k < 16; ++k)
-    for (int r = 0; r < 2; ++r) a[r][k] = half(mine[lane / 4 * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
-  for (int k = 0; k < 16; ++k)
-    for (int c = 0; c < 2; ++c) b[c][k] = half(mine[(lane % 4 * 2 + c) * 4 + k % 8 / 2][4 + k / 8], k % 2);
-  float* const sums[4] = {&s0, &s1, &s2, &s3};
-  for (int i = 0; i < 4; ++i)
-    for (int k = 0; k < 16; ++k) *sums[i] += a[i / 2][k] * b[i % 2][k];
-}
+using ::multiply_warp;
 inline void narrow_to_bfloat(u16& y, float x) { y = to_bfloat(x); }
 inline void narrow_to_half(u16& y, float x) { y = to_half(x); }
 inline void store_at_peer(u32 at, u32 rank, float x) {
@@ -307,16 +280,9 @@ inline void arrive_with_words(u32 at) {
   words.clear();
   take(at, 1, 0);
 }
-// ldmatrix: lane l says where row l % 8 of matrix l / 8 is, and gets a word of row l / 4 of each.
 inline void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 at) {
   check_shared(at, 16, 16);
-  const int lane = threadIdx.x % 32;
-  auto& mine = next_lanes();
-  mine[lane][0] = at;
-  __syncwarp();
-  u32* const to[4] = {&a, &b, &c, &d};
-  for (int i = 0; i < 4; ++i) memcpy(to[i], arena + mine[i * 8 + lane / 4][0] + lane % 4 * 4, 4);
-  __syncwarp();
+  ::load_matrices(at, a, b, c, d);
 }
 inline void load_shared_pair(float& x, float& y, u32 at) {
   check_shared(at, 8, 8);

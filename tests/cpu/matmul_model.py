@@ -10,15 +10,12 @@ from __future__ import annotations
 import ast
 import ctypes
 import hashlib
-import os
 import re
-import signal
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from hopper_model import compiled
+from hopper_model import compiled, in_own_process
 
 from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import TENSOR_MAP_TYPES, CudaFunction
@@ -174,10 +171,6 @@ WEIGHTS = Kernel(
 )  # fmt: skip
 
 
-class ModelError(AssertionError):
-    """What the model reports of a launch: an illegal instruction, a wait without an end."""
-
-
 def _split(text: str) -> list[list[str]]:
     """An asm statement's inside: its sections between colons, each cut at commas; strings and brackets stay whole."""
     sections, depth = [[""]], 0
@@ -308,22 +301,3 @@ class Model:
         arguments = config.grid[0], config.block[0], cluster, config.shared_bytes, int(self.late)
         in_own_process(lambda: launch(*arguments, ctypes.addressof(parameters)))
         return 0
-
-
-def in_own_process(run) -> None:
-    """Do what writes nothing but shared memory; what it says where it fails is the error's text."""
-    with tempfile.TemporaryFile() as said:
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGABRT, signal.SIG_DFL)
-            os.dup2(said.fileno(), 2)
-            failed = 1
-            try:
-                run()
-                failed = 0
-            finally:
-                os._exit(failed)
-        _, status = os.waitpid(child, 0)
-        said.seek(0)
-        if status:
-            raise ModelError(said.read().decode(errors="replace").strip()[-2000:] or f"ended by {status}")

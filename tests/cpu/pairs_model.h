@@ -1,14 +1,4 @@
-// What a kernel does with pairs of 16-bit floats, with bytes of words and among the lanes of a warp, on matmul_model.h.
-
-inline u32 __ballot_sync(u32, bool x) {
-  auto& mine = next_lanes();
-  mine[threadIdx.x % 32][0] = x;
-  __syncwarp();
-  u32 found = 0;
-  for (int lane = 0; lane < 32; ++lane) found |= mine[lane][0] << lane;
-  return found;
-}
-inline int __ffs(u32 x) { return __builtin_ffs(x); }
+// What a kernel does with pairs of 16-bit floats and with bytes of words, on matmul_model.h.
 
 namespace ptx {
 

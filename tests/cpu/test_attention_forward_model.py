@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hopper_model import COMPILER, built, tensor_map
+from hopper_model import COMPILER, WARPS, built, tensor_map
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ from laneloom.ops.attention.kernels.hopper_forward import constants_of  # noqa: 
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-#: what the kernel's text has as assembly: products of either first operand, ldmatrix, a vote of a warp
+#: what the kernel's text has as assembly: products of either first operand
 FUNCTIONS = """
 inline void multiply_scores(float (&d)[COLUMNS / 2], u64 a, u64 b, int accumulate) {
   multiply_shared<COLUMNS>(d, a, false, b, false, accumulate);
@@ -38,23 +38,6 @@ inline void multiply_scores(float (&d)[COLUMNS / 2], u32 a0, u32 a1, u32 a2, u32
 }
 inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
   multiply_registers<D_V>(d, {a0, a1, a2, a3}, b, accumulate);
-}
-inline void load_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
-  const int lane = threadIdx.x % 32;
-  auto& mine = next_lanes();
-  mine[lane][0] = at;
-  __syncwarp();
-  u32* const to[4] = {&a, &b, &c, &d};
-  for (int i = 0; i < 4; ++i) memcpy(to[i], arena + mine[i * 8 + lane / 4][0] + lane % 4 * 4, 4);
-  __syncwarp();
-}
-inline bool __any_sync(u32 all, bool x) {
-  auto& mine = next_lanes();
-  mine[threadIdx.x % 32][0] = x;
-  __syncwarp();
-  u32 any = 0;
-  for (auto& lane : mine) any |= lane[0];
-  return any;
 }
 """
 LAUNCH = """
@@ -130,7 +113,7 @@ def check(
     config = HopperForwardConfig(**({"columns": 80} | knobs))
     assert config.why_invalid(problem, get_gpu("sm_90a")) is None
     text = source_text("hopper_forward.cu", [FUNCTIONS], "attention_hopper_forward.cuh")
-    library = built(text, constants_of(problem, config), LAUNCH, folder)
+    library = built(text, constants_of(problem, config), LAUNCH, folder, WARPS)
     parts = config.parts
     out = torch.full((1, heads * parts, n, d_v), torch.nan, dtype=q.dtype)
     lse, counter = torch.full((1, heads * parts, n), torch.nan), torch.zeros(1, dtype=torch.int32)
