@@ -1,0 +1,63 @@
+"""What the CPU model of Hopper says of attention's kernels over a cache where a part of their text is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hopper_model import COMPILER
+from sampled import sampled
+
+torch = pytest.importorskip("torch")
+
+from decode_model import Model, check, problem_of  # noqa: E402
+
+from laneloom.ops.attention.config_decode import HopperDecodeConfig, HopperRangesConfig  # noqa: E402
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+STAGE = "    barrier_wait(shared_address(shared->{} + in.stage), in.phase{});\n"
+SYNC = "named_sync(1, 128);"
+CLUSTER = HopperDecodeConfig(splits=4, cluster=2, stages=2), [600, 300]
+RANGES = HopperRangesConfig(ranges=5, stages=2), [600, 300, 0, 1]
+#: programs that run beside each other
+TOGETHER = HopperRangesConfig(ranges=4, stages=2), [600, 300]
+#: one program, which goes from head to head
+ALONE = HopperRangesConfig(ranges=1, stages=2), [65] * 12
+
+#: what is wrong: what stands in the kernel's text, what instead, what is said of it, of which launch
+FAULTS = {
+    "a stage is read before it is full": (STAGE.format("full", "") + "    float s", "    float s", "wrong", CLUSTER),
+    "a stage is refilled before it is empty": (STAGE.format("empty", " ^ 1"), "", "wrong|waits for ever", CLUSTER),
+    "a stage is never empty": (
+        "if (lane == 0) barrier_arrive(shared_address(shared->empty + in.stage));", "", "waits for ever", CLUSTER),
+    "sums are written where others read the ring": (f"  {SYNC}  // the ring", "  // the ring", "wrong", CLUSTER),
+    "sums are written where others read the last ones": (f"  {SYNC}  // the ring", "  // the ring", "wrong", ALONE),
+    "sums are read before all are written": (f"  }}\n  {SYNC}\n}}", "  }\n}", "wrong", CLUSTER),
+    "a cluster reads sums before they are there": (
+        "    cluster_sync();\n    share", "    share", "wrong", CLUSTER),
+    "a program ends while others read what it has": (
+        "if (peers > 1) cluster_sync();  //", "//", "which is not there", CLUSTER),
+    "tickets do not go round": ("owner, clusters - 1)", "owner, clusters)", "tickets are not zero", CLUSTER),
+    "values behind the last key are seen": ("if (tile * TILE + TILE > run.keys) {", "if (false) {", "wrong", CLUSTER),
+    "queries' bytes are not counted": (" + rows * HEAD * 2", "", "wrong|waits for ever", RANGES),
+    "queries are where the tile before has them": (
+        "queries_at(q_tile, in.stage) + (r", "queries_at(q_tile, 0) + (r", "wrong", RANGES),
+    "parts of two heads have one place": ("w.number + begins", "begins", "wrong", RANGES),
+    "parts are counted before they are there": (f"  __threadfence();\n  {SYNC}\n  if", "  if", "wrong", TOGETHER),
+}  # fmt: skip
+#: what is late, so that who does not wait is ahead of it
+SLOW = {"before they are there": ("    join(", "if (blockIdx.x == 0 && threadIdx.x == 31) fibers::sleep();\njoin(")}
+
+
+@pytest.mark.parametrize("name", sampled(FAULTS, every=3))
+def test_faults_are_seen(tmp_path, monkeypatch, name):
+    there, instead, what, (config, lengths) = FAULTS[name]
+
+    def change(text):
+        assert text.count(there) == 1, there
+        text = text.replace(there, instead)
+        for words, (plain, late) in SLOW.items():
+            text = text.replace(plain, late) if words in name else text
+        return text
+
+    model = Model(tmp_path, monkeypatch, change=change)
+    with pytest.raises(AssertionError, match=what):
+        check(model, problem_of(lengths, 4, 2, room=640, d=64, d_v=64), config, lengths, launches=8)
