@@ -69,8 +69,8 @@ extern "C" int misplaced(int total, int grid) {
 }
 // The first of the rows that there are at most whose query and head are not what a division says, or -1.
 extern "C" int misread(int group) {
-  const Rows n = rows_of(1, group, group, 0, 0, 0, 0);
-  for (int r = 0; r < 1 << 20; ++r)
+  const Rows n = {1, group, group, group, 0, 0, 0, 0};
+  for (int r = 0; r < 1 << 19; ++r)
     if (query_of(r, n) != r / group || head_of(r, n) != r % group) return r;
   return -1;
 }

@@ -35,7 +35,7 @@ FAULTS = {
         "    cluster_sync();\n    share", "    share", "wrong", CLUSTER),
     "a program ends while others read what it has": (
         "if (peers > 1) cluster_sync();  //", "//", "which is not there", CLUSTER),
-    "tickets do not go round": ("owner, clusters - 1)", "owner, clusters)", "tickets are not zero", CLUSTER),
+    "tickets do not go round": ("+ rank, clusters - 1)", "+ rank, clusters)", "tickets are not zero", CLUSTER),
     "values behind the last key are seen": ("if (tile * TILE + TILE > run.keys) {", "if (false) {", "wrong", CLUSTER),
     "queries' bytes are not counted": (" + rows * HEAD * 2", "", "wrong|waits for ever", RANGES),
     "queries are where the tile before has them": (

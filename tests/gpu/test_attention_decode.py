@@ -1,5 +1,6 @@
 """laneloom.attention_decode on a real GPU against FP64: as planned, and by every kind of config on Hopper."""
 
+import ctypes
 import math
 
 import pytest
@@ -9,9 +10,12 @@ torch = pytest.importorskip("torch")
 from judged_attention import attend, judge, seen  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.codegen.cuda_call import CudaCall, Pointer  # noqa: E402
+from laneloom.codegen.nvrtc import compile_cuda  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import decode  # noqa: E402
 from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, HopperRangesConfig  # noqa: E402
+from laneloom.ops.attention.hopper import source_text  # noqa: E402
 from laneloom.ops.attention.plan_decode import plan_decode  # noqa: E402
 
 GPU = get_gpu("sm_90a")
@@ -145,3 +149,23 @@ def test_more_sequences_than_lanes_search_at_once():
     lengths[700] = 64
     config = HopperRangesConfig(ranges=264, stages=2)
     check_config(config, lengths, 64, 64, 64, 4, 2, 0, None)
+
+
+def test_quotients_of_rows_are_exact():
+    """By floats: of every row that a head of keys may have, and any heads of a group."""
+    text = source_text("hopper_decode.cu", [], "attention_hopper_decode.cuh", "attention_hopper_decode_run.cuh")
+    text = text[: text.index('extern "C"')] + """
+extern "C" __global__ void misread(int* bad, int group) {
+  const Rows n = {1, group, group, group, 0, 0, 0, 0};
+  const int r = blockIdx.x * 1024 + threadIdx.x;
+  if (query_of(r, n) != r / group || head_of(r, n) != r % group) atomicAdd(bad, 1);
+}
+"""
+    constants = {"D": 64, "D_V": 64, "ABREAST": 1, "STAGES": 1, "BOX": 64, "PAGE": 0, "HAS_FIRST": 0, "BF16": 0}
+    code = compile_cuda(text, GPU, constants=constants | {"SOFTCAP": 0}, num_warps=32, lds_bytes=0, name="misread.cu")
+    bad = torch.zeros(1, dtype=torch.int32, device="cuda")
+    pointer, group = Pointer(), ctypes.c_int32()
+    call = CudaCall(code, (pointer, group), 0, ctas=(1 << 19) // 1024)
+    for group.value in (*range(1, 130), 1000, 4095, 65537, 349525, 1 << 19):
+        call.launch_at(torch.cuda.current_stream().cuda_stream, bad.data_ptr())
+    assert bad.item() == 0

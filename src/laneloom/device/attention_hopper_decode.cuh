@@ -40,6 +40,9 @@ struct Output {
   int count, which, first;  // parts that the rows' result has, which of them this is, and how many lie before them
 };
 
+// The compiler does not know x as the same number from here on.
+__device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
+
 // Programs of a cluster. Those of a launch without clusters are alone.
 __device__ __forceinline__ int cluster_size() {
   u32 size;

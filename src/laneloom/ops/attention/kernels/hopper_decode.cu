@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   attend<false>(q, 0, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2, in);
   if (!early) release_successor();
   // Found again, not kept in registers for so long.
-  asm volatile("" : "+r"(n.group));
+  forget(n.group);
   peers = cluster_size(), clusters = splits / peers;
   const int unit = (run.batch * row_tiles + run.row0 / ROWS) * (heads / n.group) + run.head, rank = run.split % peers;
   const Output to = {out, lse, parts, parts_lse, clusters, run.split / peers, unit * clusters};
