@@ -68,7 +68,7 @@ static void begin() {
 __attribute__((noinline)) static void wait() {
   if (!__builtin_setjmp(all[current].place)) give_turn();
 }
-inline void sleep() { all[current].sleeps = MOST_SLEEP, wait(); }
+inline void sleep() { got_on(), all[current].sleeps = MOST_SLEEP, wait(); }
 __attribute__((noinline)) static void run_all() {
   if (!__builtin_setjmp(caller)) give_turn();
 }

@@ -44,7 +44,8 @@ FAULTS = {
     "parts are counted before they are there": (f"  __threadfence();\n  {SYNC}\n  if", "  if", "wrong", TOGETHER),
 }  # fmt: skip
 #: what is late, so that who does not wait is ahead of it
-SLOW = {"before they are there": ("    join(", "if (blockIdx.x == 0 && threadIdx.x == 31) fibers::sleep();\njoin(")}
+LATE = "for (int i = 0; i < 8 && blockIdx.x == 0 && threadIdx.x == 31; ++i) fibers::sleep();\njoin("
+SLOW = {"before they are there": ("    join(", LATE)}
 
 
 @pytest.mark.parametrize("name", sampled(FAULTS, every=3))

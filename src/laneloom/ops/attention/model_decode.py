@@ -17,7 +17,7 @@ EVEN, RAGGED, SKEWED = 0, 1, 4
 #: clusters that run at once on 132 processors, of which a cluster takes some that lie together, by their programs
 CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 16: 7}
 _CLUSTERS_ON = 132
-_SECTOR = 64  #: bytes that memory moves at once
+_LINE = 128  #: bytes that a miss brings
 #: in us: a call, each further round of programs, a tile's work and that for 128 bytes of its rows; tiles' work after
 #: the last one is there, a tile ahead, a row of the result
 _START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.39, 2.5, 0.128, 0.131
@@ -27,7 +27,7 @@ _TILES_AFTER, _AHEAD_US, _ROW_US = 2.07, 0.077, 0.0419
 _CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.25, 0.022, 1.54, 0.0205, 0.0453, 3.9
 #: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
 #: a sector and neighbours are not read together, more so in clusters; what clusters lose, and runs without them
-_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_MORE = 1.06, 12.8, 22.6, 22
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_SHARED, _BROKEN_MORE = 1.06, 12.8, 5.1, 40.1, 22.1
 _CLUSTERS_LOSE, _RUNS_LOSE = 0.0575, 0.0341
 _PAIR_GBS = 128.2  #: of two processors that have one way to the L2
 _NORM = 3.69  #: of limits: the largest one counts, and near it the others
@@ -82,8 +82,9 @@ def _runs_us(problem: DecodeProblem, config: HopperDecodeConfig, resident: int, 
     further = -(-programs // at_once) - 1
     row = config.abreast * problem.d * DTYPE_BYTES[problem.dtype]
     beyond = _ROW_BYTES
-    if row % _SECTOR and (config.splits > 1 or further):
-        beyond += _BROKEN_BYTES + (_BROKEN_MORE if peers > 1 else 0)
+    if row % _LINE and (config.splits > 1 or further):
+        beyond += _BROKEN_BYTES if resident == 1 and not further else _BROKEN_SHARED
+        beyond += _BROKEN_MORE if peers > 1 else 0
     lost = (_CLUSTERS_LOSE if peers > 1 else 0) + (_RUNS_LOSE if config.clusters > 1 else 0)
     reading_us = memory_us(problem, gpu) * share * (1 + beyond / row) * (1 + lost)
     pair_us = problem.cache_bytes * share / programs / (_PAIR_GBS * 1e3)
