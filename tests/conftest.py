@@ -105,8 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and tests stay for the whole run: walking them again and again takes a tenth of its processor time."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with what little is garbage: to look for it takes most of a second
     gc.set_threshold(50_000, 20, 100)
 
 
