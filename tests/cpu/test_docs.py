@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh_process
 import hardware_record
 import pytest
 from typer.testing import CliRunner
@@ -115,10 +116,13 @@ def test_python_blocks_are_python_and_run_if_they_stand_alone(page, code, tmp_pa
                 importlib.import_module(f"laneloom.{node.attr}")
     if not stands_alone(code):
         return
-    if "torch" in code:
-        pytest.importorskip("torch")
     script = tmp_path / "block.py"
     script.write_text(code)
+    if "torch" in code:
+        pytest.importorskip("torch")
+        status, printed = fresh_process.run(script, timeout=240)
+        assert status == 0, printed
+        return
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 

@@ -12,12 +12,12 @@ import os
 import socket
 import traceback
 
+import fresh_process
 import pytest
 from sampled import rarely
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as multiprocessing  # noqa: E402
 import triton  # noqa: E402
 from triton.runtime import cache  # noqa: E402
 
@@ -379,8 +379,7 @@ def outcomes(request, tmp_path_factory):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         shared = ranks, found.getsockname()[1], path, cache.triton_key()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.tensor", "laneloom"])  # imported once for all processes
+    context = fresh_process.context()
     processes = [context.Process(target=run_checks, args=(rank, *shared)) for rank in range(ranks)]
     for process in processes:
         process.start()
