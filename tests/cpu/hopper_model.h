@@ -17,9 +17,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 typedef unsigned int u32;
@@ -78,8 +77,20 @@ static thread_local Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
 #define arena (cta->memory)
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-typedef std::deque<std::function<void()>> Group;
-static thread_local std::deque<Group> committed;
+// What is done later. What std::function and std::deque bring is a sixth of a program's compilation.
+class Task {
+  void (*act)(void*, bool);
+  void* what;
+
+public:
+  template <class F> Task(const F& f) : act([](void* p, bool ends) { if (ends) delete (F*)p; else (*(F*)p)(); }), what(new F(f)) {}
+  Task(Task&& other) : act(other.act), what(other.what) { other.what = nullptr; }
+  Task& operator=(Task&& other) { return std::swap(act, other.act), std::swap(what, other.what), *this; }
+  ~Task() { if (what) act(what, true); }
+  void operator()() const { act(what, false); }
+};
+typedef std::vector<Task> Group;
+static thread_local std::vector<Group> committed;
 static thread_local Group open_group;
 static bool late;
 static int first_block_of_cluster;
@@ -311,7 +322,7 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   return widen(x);
 }
 struct RowsOfA { float x[2][DEPTH]; };  // a thread's two
-template <int WIDE, class Sum> void multiply(Sum* sums, const std::function<RowsOfA()>& rows, u64 b, bool b_by_row, int accumulate) {
+template <int WIDE, class Sum, class Read> void multiply(Sum* sums, const Read& rows, u64 b, bool b_by_row, int accumulate) {
   const int lane = threadIdx.x % 32;
   auto run = [=] {
     const RowsOfA a = rows();
@@ -348,11 +359,11 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {
-  committed.push_back(open_group);
+  committed.push_back(std::move(open_group));
   open_group.clear();
 }
 template <int PENDING> void wgmma_wait() {
-  for (; (int)committed.size() > PENDING; committed.pop_front())
+  for (; (int)committed.size() > PENDING; committed.erase(committed.begin()))
     for (auto& product : committed.front()) product();
   __syncwarp();
 }
@@ -383,22 +394,22 @@ inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3,
 #endif
 
 // Clusters one after the other, with `late` from the last: they share tiles by a counter, and do not wait for each other.
-static std::function<void()> body;
+static const Task* body;
 static void stand_at(void* number) {
   const int i = (int)(intptr_t)number, rank = i / blockDim.x;
   threadIdx.x = i % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank;
 }
 static void* run_thread(void* number) {
   stand_at(number);
-  body();
+  (*body)();
   Lock lock;
   Meeting& m = ctas[0].meetings[OF_CLUSTER];
   --cta->running;
   if (--running_threads == m.there && m.there) end(m);
   return nullptr;
 }
-static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel, int cluster = 1) {
-  body = kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
+static void run_grid(int grid, int threads, bool products_late, const Task& kernel, int cluster = 1) {
+  body = &kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
   for (Cta& one : ctas) one.memory = (char*)aligned_alloc(WINDOW, WINDOW);
   pthread_attr_t small;  // stacks that the C library keeps for the next clusters' threads: it keeps 40 MB
   pthread_attr_init(&small), pthread_attr_setstacksize(&small, 1 << 17);

@@ -22,7 +22,7 @@ static int shared_bytes;  // of a CTA, as launched
 static int cluster_size, ended[CTAS + 1];  // threads of each CTA, and of all
 static thread_local bool after_predecessor;
 static thread_local Group open_stores;
-static thread_local std::deque<Group> stores;
+static thread_local std::vector<Group> stores;
 static thread_local std::vector<u32> unfenced;  // pieces of 16 bytes that this thread wrote
 static char not_visible[CTAS][WINDOW / 16];        // to the copy engine, of each CTA
 
@@ -115,11 +115,11 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
   if (late) open_stores.push_back(run); else run();
 }
 inline void commit_stores() {
-  stores.push_back(open_stores);
+  stores.push_back(std::move(open_stores));
   open_stores.clear();
 }
 template <int PENDING> void wait_for_stores() {
-  for (; (int)stores.size() > PENDING; stores.pop_front())
+  for (; (int)stores.size() > PENDING; stores.erase(stores.begin()))
     for (auto& store : stores.front()) store();
 }
 inline void show_to_copy_engine() {
@@ -329,7 +329,7 @@ template <class Number> void load_number(u32& x, const void* from) {
   x = *(const Number*)from;
 }
 inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_wait<0>(); }
-inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
+inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const Task& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
   run_grid(grid, threads, products_late, [&] {
     kernel();
