@@ -143,7 +143,8 @@ def product_request(function: str, a: Any, b: Any, term: Any) -> Request | str:
         return "shapes that do not fit"
     outer_a, outer_b = ([size_of(s) for s in x.shape[:-2]] for x in (a, b))
     try:
-        batch = prod(torch.broadcast_shapes(outer_a, outer_b))
+        # torch's function imports sympy, which takes a second and more, the first time.
+        batch = prod(torch.broadcast_shapes(outer_a, outer_b)) if outer_a or outer_b else 1
     except RuntimeError:
         return "shapes that do not fit"
     if prod(outer_b) == 1:  # a batch of A alone is more rows
