@@ -83,7 +83,7 @@ inline void check_untouched() {
 }
 // together: programs that run beside each other, a cluster at least.
 inline void run(int grid, int threads, int cluster, int together, int bytes, bool backwards, int seed,
-                const std::function<void()>& kernel) {
+                const Task& kernel) {
   shared_bytes = bytes, peers_of_cluster = cluster;
   fibers::seed = seed, fibers::before_turn = stand_at;
   run_grid(grid, threads, backwards, [&] {
