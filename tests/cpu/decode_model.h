@@ -2,21 +2,12 @@
 //
 // Memory that a kernel has not asked for has to stay as it was, and what it reads of other CTAs' has to be there still.
 
-#include <cstdarg>
-
 #include "fibers.h"
 #include "warp_model.h"
 
 constexpr u32 MEMORY_AT = 16;  // where shared memory begins that a launch asks for: at no multiple of 1024
 static int shared_bytes, peers_of_cluster;
 
-inline void fail(const char* format, ...) {
-  va_list values;
-  va_start(values, format);
-  vfprintf(stderr, format, values);
-  fprintf(stderr, " (CTA %d, thread %d)\n", blockIdx.x, threadIdx.x);
-  abort();
-}
 inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   const bool there = (MEMORY_AT <= at && at + bytes <= MEMORY_AT + shared_bytes) || (STATIC_AT <= at && at + bytes <= WINDOW);
   if (at % alignment || !there) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);

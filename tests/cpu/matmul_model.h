@@ -7,13 +7,13 @@
 
 #include <unistd.h>
 
-#include <cstdarg>
-
 #include "warp_model.h"
 
 inline float __expf(float x) { return expf(x); }
 
 namespace ptx {
+
+using ::fail;
 
 // Strides and element: bytes; rounds: to TF32; line: bytes of shared memory from a box's row to the next.
 struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, line, unused; };
@@ -26,13 +26,6 @@ static thread_local std::vector<Group> stores;
 static thread_local std::vector<u32> unfenced;  // pieces of 16 bytes that this thread wrote
 static char not_visible[CTAS][WINDOW / 16];        // to the copy engine, of each CTA
 
-inline void fail(const char* format, ...) {
-  va_list values;
-  va_start(values, format);
-  vfprintf(stderr, format, values);
-  fprintf(stderr, " (CTA %d, thread %d)\n", blockIdx.x, threadIdx.x);
-  abort();
-}
 inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   if (at % alignment || at + bytes > (u32)shared_bytes) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);
 }

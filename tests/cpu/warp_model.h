@@ -1,6 +1,16 @@
 // What a warp does beside wgmma, on a CPU: products by mma, ldmatrix, votes. And small functions that kernels take from CUDA.
 
+#include <cstdarg>
+
 #include "hopper_model.h"
+
+inline void fail(const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  vfprintf(stderr, format, values);
+  fprintf(stderr, " (CTA %d, thread %d)\n", blockIdx.x, threadIdx.x);
+  abort();
+}
 
 struct float2 { float x, y; };
 struct uint2 { u32 x, y; };
