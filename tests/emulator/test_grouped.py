@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from random_groups import DTYPES, check_groups  # noqa: E402
-from sampled import rarely, sampled  # noqa: E402
+from sampled import EVERYTHING, rarely, sampled  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.codegen.versions import parse_version, triton_version  # noqa: E402
@@ -142,6 +142,8 @@ def test_scales_of_rows_and_columns(gpu, dtypes):
         y = b[group].double() * scale_b[group].double()
         roundings = (k + 4) * 2.0**-24 * (x.abs() @ y.abs()) + UNIT_ROUNDOFF[dtypes.split()[2]] * (x @ y).abs()
         assert ((out[begin:end].double() - x @ y).abs() <= roundings).all()
+    if first != torch.float16 and not EVERYTHING:
+        return  # arrays of another dtype have no kernel here that these could share
     arrays = [x.numpy() for x in (a.float().half(), b.float().half(), of_ends, scale_a, scale_b)]
     with laneloom.emulated(gpu):
         halves = laneloom.grouped_matmul(*arrays[:3], scale_a=arrays[3], scale_b=arrays[4])
@@ -179,7 +181,7 @@ def test_more_programs_than_one_launch_has(gpu, monkeypatch):
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942", CDNA_5])
 def test_ends_that_are_no_ends(gpu):
     """Ends that decrease, are negative or far past M: what is written lies in out, and its reads in A and B."""
-    a, b, buffer = draw(70, 40), draw(5, 40, 50), torch.full((72, 50), NAN).bfloat16()
+    a, b, buffer = draw(150, 40), draw(5, 40, 50), torch.full((152, 50), NAN).bfloat16()
     for ends in ([50, -7, 2**31 - 1, 10, 60], [-(2**31), 3, -1, 3, 2**31 - 1]):
         with laneloom.emulated(gpu, strict=True):
             laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=buffer[1:-1])
