@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 
+import fresh_process
 import pytest
 from sampled import rarely
 
@@ -36,13 +37,25 @@ def test_overrun():
 """
 
 
-def run_pytest(folder, text, *options):
+def arguments(folder, text, *options):
+    """pytest's, for a suite of its own."""
     (folder / "test_suite.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)]
-    if "laneloom" not in entry_points(group="pytest11").names:  # an installation older than the entry point
-        command[3:3] = ["-p", "laneloom.emulator.pytest_plugin"]
+    plugin = () if "laneloom" in entry_points(group="pytest11").names else ("-p", "laneloom.emulator.pytest_plugin")
+    return [*plugin, "-p", "no:cacheprovider", *options, str(folder)]
+
+
+def run_pytest(folder, text, *options):
+    command = [sys.executable, "-m", "pytest", *arguments(folder, text, *options)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, timeout=300)
+
+
+def said_by_pytest(folder, text, *options):
+    """The exit status and all that is printed, in a process that has imported torch already."""
+    script = folder / "run.py"
+    given = arguments(folder, text, *options)
+    script.write_text(f"import os, sys, pytest\nos.environ['COLUMNS'] = '200'\nsys.exit(pytest.main({given}))\n")
+    return fresh_process.run(script, 300)
 
 
 def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
@@ -56,29 +69,29 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
 
 
 def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):
-    loose = run_pytest(tmp_path, RACE, "--emulate", "gfx1151")
-    assert "1 failed, 1 passed" in loose.stdout
-    assert "bytes past the end of argument 'x_ptr' (24 bytes)" in loose.stdout
+    _, loose = said_by_pytest(tmp_path, RACE, "--emulate", "gfx1151")
+    assert "1 failed, 1 passed" in loose
+    assert "bytes past the end of argument 'x_ptr' (24 bytes)" in loose
     for option in ("--strict", *rarely("--emulate-strict")):
-        strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", option, "-k", "race")
-        assert "1 failed" in strict.stdout
-        assert "HazardError: racy_kernel" in strict.stdout
-        assert "test_suite.py:8" in strict.stdout
+        _, strict = said_by_pytest(tmp_path, RACE, "--emulate", "gfx1151", option, "-k", "race")
+        assert "1 failed" in strict
+        assert "HazardError: racy_kernel" in strict
+        assert "test_suite.py:8" in strict
 
 
 def test_nothing_happens_without_the_option(tmp_path):
     text = "import torch, triton\n\ndef test_bare():\n    assert not torch.cuda.is_available()\n"
     text += "    assert type(triton.runtime.driver._active).__name__ != 'EmulatedDriver'\n"
-    done = run_pytest(tmp_path, text)
-    assert done.returncode == 0
-    assert "laneloom:" not in done.stdout
+    status, said = said_by_pytest(tmp_path, text)
+    assert status == 0, said
+    assert "laneloom:" not in said
 
 
 def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
-    done = run_pytest(tmp_path, "def test_nothing(): ...\n", "--emulate", "gfx1159")
-    assert done.returncode == 4
-    assert "gfx1154" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, said = said_by_pytest(tmp_path, "def test_nothing(): ...\n", "--emulate", "gfx1159")
+    assert status == 4, said
+    assert "gfx1154" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
