@@ -119,7 +119,7 @@ OWN = sampled(without(
     FAULTS, "sums are read before wgmma is done", "slices are refilled before wgmma is done",
     "staging is written before the copy engine has read it", "a CTA ends before the copy engine has read it",
     "the copy engine may see old staging",
-))  # fmt: skip
+), every=4)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -127,7 +127,7 @@ def test_faults_are_seen(model, name):
     check_fault(model, FAULTS[name], product(200, 40, 392), small())
 
 
-@pytest.mark.parametrize("name", sampled(FAULTS_OF_OWN_TILES))
+@pytest.mark.parametrize("name", sampled(FAULTS_OF_OWN_TILES, every=4))
 def test_faults_of_own_tiles_are_seen(model, name):
     config = small(block_m=128, consumers=2, own_tiles=True, programs=1)
     check_fault(model, FAULTS_OF_OWN_TILES[name], product(500, 72, 392), config)
@@ -138,13 +138,13 @@ def test_faults_of_clusters_are_seen(model, name):
     check_fault(model, FAULTS_OF_CLUSTERS[name], product(100, 24, 72), small(cluster_m=2), signal_us=300_000)
 
 
-@pytest.mark.parametrize("name", sampled(FAULTS_OF_GROUPS, first=1))
+@pytest.mark.parametrize("name", sampled(FAULTS_OF_GROUPS, first=1, every=4))
 def test_faults_of_groups_are_seen(model, name):
     problem = product(60, 24, 168, batch=(1, 3), shared="ab")
     check_fault(model, FAULTS_OF_GROUPS[name], problem, small(programs=1), (75, 75, 160), check=check_groups_of_k)
 
 
-@pytest.mark.parametrize("name", sampled(FAULTS_OF_ROWS))
+@pytest.mark.parametrize("name", sampled(FAULTS_OF_ROWS, every=4))
 def test_faults_of_rows_in_groups_are_seen(model, name):
     ends = [2 * (i // 3) for i in range(40)]
     problem = product(ends[-1], 24, 72, batch=(1, len(ends)), shared="ac")
