@@ -183,7 +183,7 @@ def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
         want = call()
     caught, survivors = Counter(), []
     every = list(mutants(original))
-    step = 1 if ALL else 5 * case.step
+    step = 1 if ALL else 8 * case.step
     every = every[case.gpus.index(gpu) % step :: step]
     for line, code, text in every:
         kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
