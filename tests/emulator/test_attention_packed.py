@@ -183,7 +183,7 @@ def test_decode_arrays_and_strided_queries():
     assert np.array_equal(got, want.numpy())
 
 
-@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("window", [None, 400])
 def test_the_longest_length_divides_the_work_and_limits_nothing(window):
     """A cache with much room and short sequences: as many runs as the length that is said wants, whatever there is."""
     torch.manual_seed(0)
