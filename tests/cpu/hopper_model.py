@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,21 @@ WARPS = HEADER.with_name("warp_model.h")  #: with what warps do beside wgmma
 
 class ModelError(AssertionError):
     """What the model reports of a launch: an illegal instruction, a wait without an end."""
+
+
+def damaged(changes: Mapping[str, str], late: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """What gives a kernel's text with something else in place of each of `changes`, which stands there once, and of
+    `late`, wherever it stands."""
+
+    def change(text: str) -> str:
+        for there, instead in changes.items():
+            assert text.count(there) == 1, there
+            text = text.replace(there, instead)
+        for there, instead in (late or {}).items():
+            text = text.replace(there, instead)
+        return text
+
+    return change
 
 
 def without_assembly(text: str) -> str:

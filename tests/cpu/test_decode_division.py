@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hopper_model import COMPILER, built
+from hopper_model import COMPILER, built, damaged
 from sampled import sampled
 
 torch = pytest.importorskip("torch")
@@ -195,10 +195,5 @@ FAULTS = {
 @pytest.mark.parametrize("name", sampled(FAULTS, every=3))
 def test_faults_are_seen(tmp_path, name):
     there, instead = FAULTS[name]
-
-    def change(text):
-        assert text.count(there) == 1, there
-        return text.replace(there, instead)
-
     with pytest.raises(AssertionError):
-        test_borders_near_begins_and_ends(compiled(tmp_path, change))
+        test_borders_near_begins_and_ends(compiled(tmp_path, damaged({there: instead})))

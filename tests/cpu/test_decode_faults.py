@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hopper_model import COMPILER
+from hopper_model import COMPILER, damaged
 from sampled import sampled
 
 torch = pytest.importorskip("torch")
@@ -51,14 +51,7 @@ SLOW = {"before they are there": ("    join(", LATE)}
 @pytest.mark.parametrize("name", sampled(FAULTS, every=3))
 def test_faults_are_seen(tmp_path, monkeypatch, name):
     there, instead, what, (config, lengths) = FAULTS[name]
-
-    def change(text):
-        assert text.count(there) == 1, there
-        text = text.replace(there, instead)
-        for words, (plain, late) in SLOW.items():
-            text = text.replace(plain, late) if words in name else text
-        return text
-
-    model = Model(tmp_path, monkeypatch, change=change)
+    late = dict(pair for words, pair in SLOW.items() if words in name)
+    model = Model(tmp_path, monkeypatch, change=damaged({there: instead}, late))
     with pytest.raises(AssertionError, match=what):
         check(model, problem_of(lengths, 4, 2, room=640, d=64, d_v=64), config, lengths, launches=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hopper_model import COMPILER
+from hopper_model import COMPILER, damaged
 from sampled import sampled
 
 torch = pytest.importorskip("torch")
@@ -60,14 +60,7 @@ SLOW = {
 @pytest.mark.parametrize("name", sampled(FAULTS, first=1, every=4))
 def test_faults_are_seen(model, name):
     there, instead, what, product = FAULTS[name]
-
-    def change(text):
-        assert text.count(there) == 1, there
-        text = text.replace(there, instead)
-        for words, (plain, late) in SLOW.items():
-            text = text.replace(plain, late) if words in name else text
-        return text
-
-    model(change=change, seconds=1 if "ever" in what else 20)
+    late = dict(pair for words, pair in SLOW.items() if words in name)
+    model(change=damaged({there: instead}, late), seconds=1 if "ever" in what else 20)
     with pytest.raises(AssertionError, match=what):
         check(*product)
