@@ -152,23 +152,29 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
     add_shares(tiles, rank);
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    c += outer * s.c_outer + inner * s.c_inner;
-    constexpr int ACROSS = (C_ALONG_M ? BLOCK_M : BLOCK_N) / C_VECTOR, ALL = ACROSS * TILE_LINES;
-    for (int i = ALL * rank / CLUSTER + threadIdx.x; i < (int)(ALL * (rank + 1) / CLUSTER); i += THREADS) {
-        const int line = i / ACROSS, x = i % ACROSS * C_VECTOR, at = line * TILE_PITCH + x;
-        const int m = first_m + (C_ALONG_M ? x : line), n = first_n + (C_ALONG_M ? line : x);
-        if (m >= s.M || n >= s.N) continue;
-        SUM sum[C_VECTOR];
-#pragma unroll
-        for (int v = 0; v < C_VECTOR; ++v) {
-            sum[v] = 0;
-#pragma unroll
-            for (int g = 0; g < (CLUSTER > 1 ? 1 : GROUPS); ++g) sum[v] += tiles[g * TILE + at + v];
-        }
-        OUT *to = c + m * s.c_m + n * s.c_n;
+    // A thread has the same place in every line that it stores: few instructions for each.
+    constexpr int ACROSS = (C_ALONG_M ? BLOCK_M : BLOCK_N) / C_VECTOR, ALL = ACROSS * TILE_LINES, APART = THREADS / ACROSS;
+    static_assert(THREADS % ACROSS == 0);
+    const int own = ALL * rank / CLUSTER + threadIdx.x, place = own % ACROSS, line0 = own / ACROSS;
+    const int m = first_m + (C_ALONG_M ? place * C_VECTOR : line0);
+    const int n = first_n + (C_ALONG_M ? line0 : place * C_VECTOR);
+    // Of this CTA's share, and of C.
+    int lines = ((int)(ALL * (rank + 1) / CLUSTER) - place + ACROSS - 1) / ACROSS - line0;
+    lines = min(lines, C_ALONG_M ? s.N - n : s.M - m);
+    if (C_ALONG_M ? m >= s.M : n >= s.N) lines = 0;
+    const SUM *from = tiles + line0 * TILE_PITCH + place * C_VECTOR;
+    OUT *to = c + outer * s.c_outer + inner * s.c_inner + m * s.c_m + n * s.c_n;
+    const i64 apart = APART * (C_ALONG_M ? s.c_n : s.c_m);
+#pragma unroll 4
+    for (int line = 0; line < lines; line += APART, from += APART * TILE_PITCH, to += apart) {
         union { OUT x[C_VECTOR]; uint4 all; uint2 half; u32 word; } rounded;
 #pragma unroll
-        for (int v = 0; v < C_VECTOR; ++v) round_to(rounded.x[v], sum[v]);
+        for (int v = 0; v < C_VECTOR; ++v) {
+            SUM sum = 0;
+#pragma unroll
+            for (int g = 0; g < (CLUSTER > 1 ? 1 : GROUPS); ++g) sum += from[g * TILE + v];
+            round_to(rounded.x[v], sum);
+        }
         constexpr int BYTES = C_VECTOR * sizeof(OUT);
         if (C_VECTOR == 1) *to = rounded.x[0];
         else if (BYTES == 16) *(uint4 *)to = rounded.all;

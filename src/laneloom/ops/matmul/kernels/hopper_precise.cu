@@ -157,17 +157,23 @@ __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, con
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int m = tile.m + warp_m * WARP_M + 16 * i + 8 * h + place(r);
-            if (m >= s.M) continue;
+            if (WIDE_STORE && m >= s.M) continue;
             double *row = c + m * s.c_m;
 #pragma unroll
             for (int j = 0; j < BLOCKS_N; ++j) {
-                const int n = tile.n + warp_n * WARP_N + 8 * j + place(2 * q);
-                const double x[2] = {alpha * sums.x[i][j][2 * h], alpha * sums.x[i][j][2 * h + 1]};
+                const int block = tile.n + warp_n * WARP_N + 8 * j;
+                double x[2] = {alpha * sums.x[i][j][2 * h], alpha * sums.x[i][j][2 * h + 1]};
                 if (WIDE_STORE) {
+                    const int n = block + place(2 * q);
                     if (n < s.N) *(double2 *)(row + n) = make_double2(x[0], x[1]);
                 } else {
-                    if (n < s.N) row[n * s.c_n] = x[0];
-                    if (n + 1 < s.N) row[(n + 1) * s.c_n] = x[1];
+                    // Lanes q and q ^ 1 exchange their second elements, so that four lanes store 32 bytes of a row.
+                    x[1] = __shfl_xor_sync(0xffffffffu, x[1], 1);
+#pragma unroll
+                    for (int four = 0; four < 2; ++four) {
+                        const int n = block + 4 * four + place(q / 2 * 4) + (q % 2 ^ four);
+                        if (n < s.N && m < s.M) row[n * s.c_n] = q % 2 == four ? x[0] : x[1];
+                    }
                 }
             }
         }

@@ -112,39 +112,72 @@ __device__ __forceinline__ float4 four_of(const float *x, int lane) {
     return {of_lane(x[0], lane), of_lane(x[1], lane), of_lane(x[2], lane), of_lane(x[3], lane)};
 }
 
+// The same where nothing moves: zero, which the compiler does not know, takes less of the way to shared memory than a shuffle.
+__device__ __forceinline__ float apart(float x, u32 zero) { return __uint_as_float(__float_as_uint(x) | zero); }
+
 // Pieces of 16 bytes of a row of C that are exchanged in shared memory, against bank conflicts: a power of two.
 #define TWISTED (WARP_N / 4 & -(WARP_N / 4))
+
+// Elements of C that a lane stores, neighbours, where it cannot be four.
+struct __align__(4 * C_VECTOR) Few { float x[C_VECTOR]; };
+
+// Write sixteen rows that are staged, rows `first_row` and first_row + 1 of each lane: eight that lie apart, and their neighbours.
+__device__ __forceinline__ void store_staged(const char *staging, float *first, const Sizes &s, int m0, int n0, int first_row,
+                                             int lane) {
+    constexpr int OF_ROW = WARP_N / C_VECTOR, LANES = OF_ROW <= 8 ? 8 : OF_ROW <= 16 ? 16 : 32, ROWS = 32 / LANES;
+    constexpr int ACROSS = (OF_ROW + LANES - 1) / LANES;
+    constexpr int AT_ONCE = ROWS > 2 ? 2 : 4;  // stores of 32 lanes that are under way, of rows that lie as far apart
+    const int step = row_of(0, 1), column = lane % LANES * C_VECTOR;
+#pragma unroll 1  // unrolled, it takes registers from the sums
+    for (int begin = 0; begin < 16; begin += AT_ONCE * ROWS) {
+        const int slot = begin + lane / LANES, m = m0 + row_of(first_row, 0) + slot / 8 * row_of(1, 0) + slot % 8 * step;
+        float *row = first + m * s.c_m + (n0 + column) * s.c_n;
+        Few x[AT_ONCE][ACROSS];
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; ++r)
+#pragma unroll
+            for (int across = 0; across < ACROSS; ++across) {
+                const int n = column + LANES * C_VECTOR * across, u = slot + r * ROWS;
+                const float *staged = (const float *)(staging + u * (WARP_N * 4));
+                if (OF_ROW % LANES == 0 || n < WARP_N)
+                    x[r][across] = *(const Few *)(staged + ((n / 4) ^ u % 8 % TWISTED) * 4 + n % 4);
+            }
+#pragma unroll
+        for (int r = 0; r < AT_ONCE; ++r, row += ROWS * step * s.c_m)
+#pragma unroll
+            for (int across = 0; across < ACROSS; ++across) {
+                const int n = column + LANES * C_VECTOR * across;
+                const bool there = n0 + n < s.N && m + r * ROWS * step < s.M;
+                if ((OF_ROW % LANES == 0 || n < WARP_N) && there) *(Few *)(row + LANES * C_VECTOR * across * s.c_n) = x[r][across];
+            }
+    }
+}
 
 // Write a warp's sums from row m0 and column n0 on: four neighbouring lanes 64 bytes of a row. `staging`: the warp's own
 // shared memory, for a C without 16-byte pieces.
 __device__ __forceinline__ void store(const Sums &sums, float *first, const Sizes &s, int m0, int n0, int lane,
                                       char *staging) {
     const int u = WIDE_STORE ? lane / 4 : lane_u(lane), v = WIDE_STORE ? lane % 4 : lane_v(lane), from = lane_of(u, v);
+    const u32 zero = (u32)s.M >> 31;
 #pragma unroll
     for (int i = 0; i < THREAD_M; ++i) {
         float *row = first + (m0 + row_of(i, u)) * s.c_m;
         if (!WIDE_STORE && i % 2 == 0) __syncwarp();
 #pragma unroll
         for (int j = 0; j < THREAD_N; j += 4) {
-            const float4 x = four_of(sums.x[i] + j, from);
+            const float(&of)[THREAD_N] = sums.x[i];
             const int n = n0 + column_of(j, v);
-            if (!WIDE_STORE)
-                *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ u % TWISTED) * 16) = x;
-            else if (n < s.N && m0 + row_of(i, u) < s.M) *(float4 *)(row + n) = x;
+            if (!WIDE_STORE) {
+                *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ u % TWISTED) * 16) =
+                    make_float4(apart(of[j], zero), apart(of[j + 1], zero), apart(of[j + 2], zero), apart(of[j + 3], zero));
+            } else {
+                const float4 x = four_of(of + j, from);
+                if (n < s.N && m0 + row_of(i, u) < s.M) *(float4 *)(row + n) = x;
+            }
         }
         if (WIDE_STORE || i % 2 == 0) continue;
-        // Sixteen rows are staged: a store takes 32 neighbours of one.
         __syncwarp();
-#pragma unroll 1  // unrolled, it takes registers from the sums
-        for (int slot = 0; slot < 16; ++slot) {
-            const int m = m0 + row_of(i - 1 + slot / 8, slot % 8);
-            const float *from = (const float *)(staging + slot * (WARP_N * 4));
-            float *row = first + m * s.c_m;
-#pragma unroll
-            for (int x = lane; x < WARP_N; x += 32)
-                if (m < s.M && n0 + x < s.N)
-                    row[(n0 + x) * s.c_n] = from[((x / 4) ^ slot % 8 % TWISTED) * 4 + x % 4];
-        }
+        store_staged(staging, first, s, m0, n0, i - 1, lane);
     }
 }
 

@@ -44,7 +44,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
         "A_LANES": int(a), "B_LANES": int(b),
-        "WIDE_STORE": int(config.stores_wide(problem)),
+        "WIDE_STORE": int(config.stores_wide(problem)), "C_VECTOR": min(problem.vector_out, 2),
     }  # fmt: skip
     return compile_cuda(
         kernel_source(__package__, *_TEXTS), gpu, constants=constants,
