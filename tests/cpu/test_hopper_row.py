@@ -54,6 +54,39 @@ def test_every_width_from_the_least_has_a_config():
 
 
 @pytest.mark.parametrize(
+    ("dtype", "n", "k", "columns", "parts"),
+    [
+        ("fp32", 4096, 4096, 32, 1), ("fp32", 1024, 1024, 32, 2), ("fp32", 256, 16384, 32, 8), ("fp32", 20000, 500, 32, 1),
+        ("fp64", 4096, 4096, 16, 1), ("fp64", 512, 4096, 16, 4), ("fp64", 64, 4096, 16, 8), ("fp64", 1000, 256, 16, 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("swapped", [False, True])
+def test_lines_of_fp32_and_fp64_are_shared_where_sms_are_left(dtype, n, k, columns, parts, swapped):
+    """One row, B along N; or one column, A along M."""
+    of = problem(n, k, dtype=dtype)
+    of = of.transposed() if swapped else of
+    config = plan(of, GPU)
+    assert (config.schedule, config.block_n, config.cluster_k) == ("hopper_row", columns, parts)
+    assert config.swapped == swapped
+    assert config.ahead * 128 == 32768
+    assert ("rows of A" if swapped else "columns of B") in schedule_of(config).facts(of, config, GPU)[0]
+
+
+def test_a_column_of_16_bits_takes_lines_as_well():
+    config = plan(problem(1, 4096, m=4096, layout="tn"), GPU)
+    assert (config.schedule, config.swapped, config.block_n, config.cluster_k) == ("hopper_row", True, 64, 2)
+
+
+@pytest.mark.parametrize("of", [
+    problem(4097, 4096, dtype="fp32"), problem(32, 4096, dtype="fp64"), problem(4096, 200, dtype="fp32"),
+    problem(4096, 4096, dtype="fp32", layout="nt"), problem(4096, 4096, dtype="fp32", batch=3),
+])  # fmt: skip
+def test_other_rows_of_fp32_and_fp64_do_not(of):
+    assert stream_row(of, GPU) is None
+    assert plan(of, GPU).schedule != "hopper_row"
+
+
+@pytest.mark.parametrize(
     "of",
     [
         problem(1024, 4096), problem(4096, 512), problem(4096, 4096, layout="nt"), problem(4096, 4096, m=2),
@@ -71,8 +104,11 @@ def test_other_products_run_as_before(of):
         (NARROW, problem(4096, 4096, layout="nt"), "rows of 64 columns"),
         (NARROW, problem(4100, 4096), "whole pieces of 16 bytes"),
         (NARROW, problem(56, 4096), "64 columns or more"),
-        (NARROW, problem(4096, 4096, dtype="fp32"), "bf16 or fp16"),
-        (NARROW.with_knobs(block_n=96), problem(4096, 4096), "32 to 256 columns"),
+        (NARROW, problem(4096, 4096, dtype="fp8"), "bf16 or fp16"),
+        (NARROW, problem(4096, 4096, dtype="fp32", dtype_out="bf16"), "fp32 by fp32 in bf16"),
+        (NARROW.with_knobs(block_n=96), problem(4096, 4096), "64 to 512 bytes of columns"),
+        (NARROW.with_knobs(block_n=256), problem(4096, 4096, dtype="fp32"), "64 to 512 bytes of columns"),
+        (NARROW.with_knobs(swapped=True), problem(4096, 4096), "one row"),
         (NARROW.with_knobs(cluster_k=3), problem(4096, 4096), "clusters of 1 to 8"),
         (NARROW.with_knobs(block_n=256, num_warps=4), problem(4096, 4096), "a thread for each column"),
         (NARROW.with_knobs(num_warps=32), problem(4096, 4096), "512 at most"),

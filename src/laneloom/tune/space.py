@@ -16,7 +16,7 @@ from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
 from ..ops.matmul.config_async import SLICES_BYTES
 from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.config_hopper import HopperConfig
-from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
+from ..ops.matmul.config_row import CLUSTERS, LANES, PIECE_BYTES, UNIT
 from ..ops.matmul.config_rows import EIGHTH
 from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
@@ -129,8 +129,9 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "num_warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 5), "split_k": _between(1, 16), "use_dot": _BOTH,
         },
         "hopper_row": {
-            **walk, "block_m": (1,), "block_n": COLUMNS, "block_k": (UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2),
-            "cluster_k": CLUSTERS, "ahead": (0, 64, 128, 256, 512),
+            **walk, "block_m": (1,), "block_n": tuple(lanes * PIECE_BYTES // size for lanes in LANES),
+            "block_k": (UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2), "cluster_k": CLUSTERS,
+            "ahead": (0, 64, 128, 256, 512), "swapped": (problem.n < problem.m,),
         },
         "hopper_rows": {
             **walk, "block_m": (-(-min(problem.m, problem.n) // EIGHTH) * EIGHTH,), "block_n": (64, 128, 256, 512),

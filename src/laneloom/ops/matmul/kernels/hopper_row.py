@@ -18,8 +18,11 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
-from ..config_row import UNIT
+from ..config_row import PIECE_BYTES, UNIT
+from ..problem import DTYPE_BYTES
 from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
+
+_WIDE = {"fp32": "float", "fp64": "double"}
 
 
 class _Sizes(ctypes.Structure):
@@ -31,13 +34,15 @@ class _Sizes(ctypes.Structure):
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    out_type, out_kind = OUTPUT_TYPES[problem.dtype_out]
-    whole = problem.k % (UNIT * config.turn * config.cluster_k) == 0
+    problem, kind = config.as_multiplied(problem), problem.dtype_a
+    out_type, out_kind = ("double", 2) if kind == "fp64" else OUTPUT_TYPES[problem.dtype_out]
+    whole = problem.k % (UNIT * config.turn(problem) * config.cluster_k) == 0
     constants = {
-        "LANES": config.block_n // 8, "WARPS": config.num_warps, "CLUSTER": config.cluster_k, "UNITS": config.stages,
-        "AHEAD": config.ahead, "WHOLE_TURNS": int(whole),
-        "A_LINES": int(problem.a.strides[3] == 1 and problem.a.alignment >= 16),
-        "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
+        "WIDE": PIECE_BYTES // DTYPE_BYTES[kind], "LANES": config.lanes(problem), "WARPS": config.num_warps,
+        "CLUSTER": config.cluster_k, "UNITS": config.stages, "AHEAD": config.ahead, "WHOLE_TURNS": int(whole),
+        "A_LINES": int(problem.a.strides[3] == 1 and problem.a.alignment >= PIECE_BYTES),
+        **{name.upper(): int(kind == name) for name in ("fp16", "fp32", "fp64")},
+        "ELEMENT": _WIDE.get(kind, kind), "SUM": _WIDE.get(kind, "float"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
     return compile_cuda(
         kernel_source(__package__, "hopper_row.cu"), gpu, constants=NO_TILES | constants, num_warps=config.num_warps,
@@ -49,14 +54,17 @@ class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
-        sizes = _Sizes(problem.n, problem.k, problem.a.strides[3], problem.b.strides[2], problem.out.strides[3])
+        of = config.as_multiplied(problem)
+        sizes = _Sizes(of.n, of.k, of.a.strides[3], of.b.strides[2], of.out.strides[3])
+        self.swapped = config.swapped
         self.launch = CudaCall(
             code_object(problem, config, gpu), (Pointer(), Pointer(), Pointer(), sizes), device,
             ctas=config.ctas(problem), cluster=config.cluster_k, pdl=config.pdl,
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        self.launch.launch_at(current_stream(out.get_device()), a.data_ptr(), b.data_ptr(), out.data_ptr())
+        row, lines = (b, a) if self.swapped else (a, b)
+        self.launch.launch_at(current_stream(out.get_device()), row.data_ptr(), lines.data_ptr(), out.data_ptr())
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
@@ -72,4 +80,5 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
-    return [f"{config.ctas(problem)} CTAs read {config.block_n} columns of B{parts}, and multiply by FMA"]
+    read = "rows of A" if config.swapped else "columns of B"
+    return [f"{config.ctas(problem)} CTAs read {config.block_n} {read}{parts}, and multiply by FMA"]
