@@ -132,3 +132,21 @@ def test_what_overflows_float16_stops_at_the_largest_number_where_the_mode_says_
     for n, values in wanted.items():
         np.testing.assert_array_equal(machine.vector(n, np.float16)[:8], np.array(values, np.float16), f"v{n}")
     assert machine.vector(10, np.float32)[2] == inf
+
+
+@pytest.mark.parametrize("rounding", range(4))
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+def test_output_scale_beyond_the_largest_number_is_rounded(execute, rounding, kind):
+    """What omod makes too large is infinity or the largest number, by the rounding mode; reciprocals ignore that."""
+    dtype = np.dtype(f"f{int(kind[1:]) // 8}")
+    most = np.finfo(dtype).max
+    x = np.array([most, -most, np.inf, -np.inf, most / 4], dtype)
+    registers = {"f16": ("v0.l", "v2.l"), "f32": ("v0", "v2"), "f64": ("v[0:1]", "v[2:3]")}[kind]
+    code = f"s_round_mode {rounding | rounding << 2}\nv_mul_{kind}_e64 {registers[0]}, {registers[1]}, 1.0 mul:4"
+    got = execute(code, gpu="gfx1201", v={2: x}).vector(0, dtype)
+    above, below = (most if rounding in (2, 3) else np.inf), (-most if rounding in (1, 3) else -np.inf)
+    np.testing.assert_array_equal(got, np.array([above, below, np.inf, -np.inf, most], dtype))
+    if kind == "f32":
+        code = f"s_round_mode {rounding}\nv_rcp_f32_e64 v0, v2 mul:4"
+        got = execute(code, gpu="gfx1201", v={2: np.float32([2.0**-126, -(2.0**-126)])}).vector(0, dtype)
+        np.testing.assert_array_equal(got, np.float32([np.inf, -np.inf]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -20,8 +19,9 @@ from ..isa.parse import EXEC, VCC, Instruction, Operand
 from . import sdwa
 from .dpp import LaneSource, lane_source
 from .float16 import stopping
-from .mode import NEAREST, Mode, flush, has_ieee_mode, refuse_rounding, scaled
+from .mode import NEAREST, Mode, flush, refuse_rounding
 from .operands import BITS, DTYPE, FLOATS, Read, Write, read, read_mask, read_scalar, write
+from .output_modifiers import output_modifier
 from .state import U32, Waves
 
 Step = Callable[[Waves], None]
@@ -93,8 +93,6 @@ def scalar(names: str, dst: str, src: str, fn: Callable, scc: str = "", **flags)
 
 
 # -- vector ------------------------------------------------------------------------------------------------------------
-
-_OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 
 
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
@@ -278,46 +276,6 @@ def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _C
     if op.halves:
         return _Compute(lambda g: modify(np.ascontiguousarray(compute(g)).view(DTYPE[op.halves])).view(U32), None)
     return _Compute(lambda g: modify(compute(g)), None)
-
-
-def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
-    """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done.
-
-    Before gfx12 the hardware ignores omod where denormal results are kept and in IEEE mode, and without DX10_CLAMP
-    clamp leaves NaN.
-    """
-    scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
-    if kind not in FLOATS:
-        scale = None
-    if target.gpu.major < 12 and (target.mode.ieee or not target.mode.flushes_results(kind)):
-        scale = None
-    clamp = ins.flag("clamp") and kind in FLOATS
-    keeps_nan = has_ieee_mode(target.gpu) and not target.mode.clamps_nan
-    flushed = scale is not None or (flushes and target.mode.flushes_results(kind))
-    if scale is None and not clamp and not flushed:
-        return None
-
-    def modify(x: np.ndarray) -> np.ndarray:
-        if kind == "bf16":  # what it becomes has no more bits than it had
-            wide = (np.asarray(x).view(np.uint16).astype(U32) << U32(16)).view(np.float32)
-            return (change(wide).view(U32) >> U32(16)).astype(np.uint16)
-        return change(x)
-
-    form = "f32" if kind == "bf16" else kind
-    rescaled = partial(scaled, factor=scale or 1.0, kind=form)
-    rescaled = stopping(rescaled) if kind == "f16" and target.mode.f16_overflow else rescaled
-
-    def change(x: np.ndarray) -> np.ndarray:
-        x = x if scale is None else rescaled(x)
-        if flushed:
-            x = flush(x, form)
-        if clamp:
-            one = x.dtype.type(1)
-            held = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
-            x = np.where(np.isnan(x), x, held) if keeps_nan else held
-        return x
-
-    return modify
 
 
 def _ufunc_step(op: Op, destination: Operand, readers: list, compute: _Compute, store: Write) -> Step | None:

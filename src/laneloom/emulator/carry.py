@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Step, Target, output_modifier, special, vector_readers, vector_writer
+from .alu import Step, Target, special, vector_readers, vector_writer
 from .bits import I64, U64
 from .dpp import lane_source
+from .output_modifiers import output_modifier
 from .state import Waves
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..isa.bits_of_three import bits_of_three
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, refuse_signs, special, vector
+from .alu import Step, Target, refuse_signs, special, vector
 from .bits import saturate
 from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
@@ -21,6 +21,7 @@ from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
 from .mode import NEAREST
 from .operands import Read, read, write
+from .output_modifiers import output_modifier
 from .packed import packed, read_halves, stopped_bf16, write_halves
 from .state import U32, Waves
 

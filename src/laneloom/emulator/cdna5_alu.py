@@ -13,7 +13,7 @@ import numpy as np
 
 from ..isa.bits_of_three import bits_of_three
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, store_step, vector
+from .alu import Step, Target, special, store_step, vector
 from .bits import saturate
 from .cdna4_alu import next_random
 from .cdna4_stochastic import half_by_chance
@@ -24,6 +24,7 @@ from .half import mixed_operands
 from .matrix import f64_to_bf16
 from .mode import DOWN, NEAREST, UP, ZERO, Mode, flush
 from .operands import DTYPE, Read, modify, read, read_scalar, write
+from .output_modifiers import output_modifier
 from .packed import packed, write_halves
 from .rounding import FMA, directed, fma_f32, to_odd, two_sum_error
 from .state import U32, U64, Waves

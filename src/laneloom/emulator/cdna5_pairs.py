@@ -12,10 +12,11 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special
+from .alu import Step, Target, special
 from .floating import MAX_NUM, MIN_NUM
 from .mode import NEAREST, flush
 from .operands import Read, modify, read
+from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, fma_f64
 from .state import U32, U64, Waves
 

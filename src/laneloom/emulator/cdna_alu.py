@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import M0, Instruction, Operand
-from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
+from .alu import SCALAR, Step, Target, scalar, special, vector
 from .bits import I32, I64, saturate
 from .dots import elements
 from .floating import multiply_dx9
 from .mode import NEAREST, flush
 from .operands import Read, constant_bits, modify, read, read_scalar, write
+from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from ..isa.parse import Instruction
 from . import sdwa
-from .alu import Step, Target, output_modifier, special, store_step, vector_readers
+from .alu import Step, Target, special, store_step, vector_readers
 from .dpp import lane_source
 from .float8 import SMALL_VALUES
 from .operands import read, write
+from .output_modifiers import output_modifier
 from .state import U32, Waves
 
 _VALUES = {kind: values.astype(np.float32) for kind, values in SMALL_VALUES.items()}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, store_step, vector
+from .alu import Step, Target, special, store_step, vector
 from .convert import to_f16
 from .dpp import lane_source
 from .float16 import stopping, widen
 from .floating import declare_extrema, exponent, fraction, fraction_directed, mantissa, scale_by_power
 from .mode import Mode, flush
 from .operands import Read, read, write
+from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, ldexp_directed, multiply_f16, subtract_f16
 from .state import Waves
 

@@ -177,15 +177,6 @@ def flush(x: np.ndarray, kind: str) -> np.ndarray:
     return np.where(denormal, raw & sign, raw).view(x.dtype) if denormal.any() else x
 
 
-def scaled(x: np.ndarray, factor: float, kind: str) -> np.ndarray:
-    """A rounded result under omod: zeros and denormals become +0 first, what becomes a denormal a zero of its sign.
-
-    ISA guides, "Output Modifiers"; the order and the signs by rocjitsu, which was held against gfx1201.
-    """
-    x = flush(x, kind)
-    return flush(np.where(x == 0, x.dtype.type(0), x) * x.dtype.type(factor), kind)
-
-
 def refuse_rounding(ins: Instruction, rounding: int) -> UnknownInstructionError:
     """The error for an operation that is implemented for nearest even only."""
     return UnknownInstructionError(f"{ins.name} exists here for rounding to nearest only, not {_ROUNDINGS[rounding]}")

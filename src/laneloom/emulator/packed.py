@@ -11,13 +11,14 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, refuse_signs, special, store_step
+from .alu import Step, Target, refuse_signs, special, store_step
 from .bits import saturate, saturating
 from .dpp import lane_source
 from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
 from .operands import BITS, DTYPE, FLOATS, Read, constant_bits, read
+from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Op, Step, Target, build_scalar, output_modifier, scalar, special
+from .alu import Op, Step, Target, build_scalar, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
 from .convert import to_f16, to_integer
@@ -15,6 +15,7 @@ from .float16 import widen
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import ZERO
 from .operands import read_scalar
+from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
 from .state import Waves
 from .transcendental import FUNCTIONS, half, single
