@@ -385,3 +385,11 @@ def test_a_load_into_one_half_takes_the_whole_register(gpu):
     run(code.format(wait="s_waitcnt vmcnt(0)"), True, gpu)
     with pytest.raises(HazardError, match="reads v20 before a wait"):
         run(code.format(wait=""), True, gpu)
+
+
+def test_results_of_16_bits_by_vop3_alone_leave_the_other_half(cdna3):
+    names = ["v_add_i16", "v_sub_i16", *(f"v_{n}_{k}" for n in ("min3", "max3", "med3") for k in ("f16", "i16", "u16"))]
+    code = "\n".join(f"{name} v{n}, v0, v1{', v0' * ('3' in name)}" for n, name in enumerate(names, 2))
+    machine = cdna3(code, "gfx90a", v={0: np.full(64, 7, np.uint16), 1: np.full(64, 3, np.uint16)})
+    got = [int(machine.vector(n, np.uint32)[0]) for n in range(2, 2 + len(names))]
+    assert got == [0xA5A5_000A, 0xA5A5_0004] + [0xA5A5_0003] * 3 + [0xA5A5_0007] * 6
