@@ -1,8 +1,9 @@
 """Dot products of packed 16-, 8- and 4-bit elements with an accumulator.
 
-Floats are summed in the order of the guides' pseudo-code, accumulator first, each sum rounded to the result's type;
-the products of 16-bit floats are exact in float32; CDNA 2 takes denormals for zeros, those of the sum and the result
-too. Integers are summed exactly and wrap, or saturate with clamp.
+Pairs of 16-bit floats are summed as the hardware of RDNA 3 and 4 does (`dot_pairs.py`). Other floats, and CDNA's, are
+summed in the order of the guides' pseudo-code, accumulator first, each sum rounded to the result's type; products of
+16-bit floats are exact in float32; CDNA 2 takes denormals for zeros, those of the sum and the result too. Integers are
+summed exactly and wrap, or saturate with clamp.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction
 from .alu import Step, Target, refuse_signs, special, store_step, vector_readers
 from .bits import I32, I64, U32, saturate
+from .dot_pairs import Kind, dot_pairs
 from .dpp import lane_source
 from .float8 import BF8_VALUES, FP8_VALUES
 from .float16 import narrow_double, widen
@@ -36,6 +38,10 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     raw = np.asarray(x).view(U32)
     rounded = (raw + U32(0x7FFF) + ((raw >> U32(16)) & U32(1))) >> U32(16)
     return np.where(np.isnan(x), (raw >> U32(16)) | U32(0x40), rounded).astype(_U16)
+
+
+def _flush_bf16(x: np.ndarray) -> np.ndarray:
+    return np.where(x & 0x7F80, x, x & 0x8000).astype(_U16)
 
 
 _WIDEN: dict[str, Callable] = {"f16": widen, "bf16": bf16_to_f32}
@@ -68,8 +74,9 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
         clamp = ins.flag("clamp")
         negate_c = not accumulates and bool(lists[2][2]) and not packed_result
         flushed = flush if target.gpu.flushes_denormals else lambda x, kind: x
+        of = Kind(kind == "bf16", result == "f16", target.gpu.major == 12 or target.gpu.is_rdna_4m)
 
-        def compute(g: Waves) -> np.ndarray:
+        def in_turn(g: Waves) -> np.ndarray:
             products = widen(flushed(a(g), kind)) * widen(flushed(b(g), kind))
             total = flushed(np.asarray(addend(g)), result)
             if negate_c:
@@ -82,6 +89,24 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
                     total = narrow_double(widen(total).astype(np.float64) + product)
                 else:
                     total = to_bf16(bf16_to_f32(total) + product)
+            return total
+
+        def together(g: Waves) -> np.ndarray:
+            c = np.asarray(addend(g))
+            pairs = [np.broadcast_to(x.view(_U16), (*x.shape[:-1], 2)) for x in (a(g), b(g))]
+            if result == "bf16":  # the guides: to nearest even, denormals are zeros, whatever the mode says
+                c, pairs = _flush_bf16(c), [_flush_bf16(x) for x in pairs]
+            c = c if result == "f32" else widen(c)
+            c = (-c if negate_c else c).view(U32)
+            total = dot_pairs(pairs[0], pairs[1], c, of, target.mode.f16_overflow)
+            if result == "bf16":
+                return _flush_bf16(to_bf16(total.view(np.float32)))
+            return total.view(np.float32 if result == "f32" else np.float16)
+
+        total_of = together if target.gpu.major in (11, 12) and not target.gpu.is_cdna5 else in_turn
+
+        def compute(g: Waves) -> np.ndarray:
+            total = total_of(g)
             if clamp and result != "bf16":
                 total = np.fmin(np.fmax(total, total.dtype.type(0)), total.dtype.type(1))
             return flushed(total, result)
