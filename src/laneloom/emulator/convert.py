@@ -72,8 +72,19 @@ for _kind, _dtype in (("i32", I32), ("u32", U32)):
 vector("v_cvt_i16_f16", "i16", "f16", to_integer(np.int16))
 vector("v_cvt_u16_f16", "u16", "f16", to_integer(U16))
 _to_i32 = to_integer(I32)
-vector("v_cvt_floor_i32_f32", "i32", "f32", lambda x: _to_i32(np.floor(x)))
-vector("v_cvt_nearest_i32_f32", "i32", "f32", lambda x: _to_i32(np.floor(x.astype(np.float64) + 0.5)))
+
+
+def _by_sign(x: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """`whole` as an int32; a NaN is the largest number of its sign (rocjitsu, by values of gfx1201; LLVM chooses these
+    instructions only where none can come).
+    """
+    result, nan = _to_i32(whole), np.isnan(x)
+    info = np.iinfo(I32)
+    return np.where(nan, np.where(np.signbit(x), info.min, info.max), result).astype(I32) if nan.any() else result
+
+
+vector("v_cvt_floor_i32_f32", "i32", "f32", lambda x: _by_sign(x, np.floor(x)))
+vector("v_cvt_nearest_i32_f32", "i32", "f32", lambda x: _by_sign(x, np.floor(x.astype(np.float64) + 0.5)))
 
 # -- packed integers ---------------------------------------------------------------------------------------------------
 
