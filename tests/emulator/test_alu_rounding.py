@@ -84,6 +84,7 @@ def test_pairs_of_singles(cdna3, exact, rounding):
 def test_powers_of_two_and_fractions(execute, exact, rounding, kind, dtype):
     """What v_ldexp makes denormal or too large, and sums with 1 that do not fit (kept below 1), are rounded."""
     x, largest = RNG.standard_normal(64).astype(dtype), np.finfo(dtype).maxexp
+    x[60:] = -0.0, 3, -2, 0
     power = np.resize(np.array([1 - largest, -largest - 5, 3 - 2 * largest, largest, 2], np.int32), 64)
     wide, to, of = (("[6:7]", "[8:9]", "[0:1]") if kind == "f64" else ("6", "8", "0"))
     code = f"s_round_mode {rounding | rounding << 2}\nv_ldexp_{kind} v{wide}, v{of}, v2\nv_fract_{kind} v{to}, v{of}"
@@ -92,8 +93,9 @@ def test_powers_of_two_and_fractions(execute, exact, rounding, kind, dtype):
     for value, p, got, rest in zip(
         map(Fraction, x.tolist()), power.tolist(), machine.vector(6, bits), machine.vector(8, dtype), strict=True
     ):
-        assert int(got) == exact.encode(value * Fraction(2) ** p, kind, rounding)
+        assert value == 0 or int(got) == exact.encode(value * Fraction(2) ** p, kind, rounding)
         assert rest == min(rounded(exact, value % 1, kind, rounding), 1 - Fraction(float(np.finfo(dtype).epsneg)))
+    assert not machine.vector(8, bits)[60:].any(), "whole numbers leave +0"
 
 
 @pytest.mark.parametrize(

@@ -192,11 +192,14 @@ def fraction(x: np.ndarray) -> np.ndarray:
 
 
 def fraction_directed(add: Callable[[int], Callable]) -> Callable[[int], Callable]:
-    """`fraction` in another rounding mode, of the sums that are rounded in it."""
+    """`fraction` in another rounding mode, of the sums that are rounded in it. Of whole numbers it is +0 in every mode
+    (rocjitsu, by values of gfx1201).
+    """
 
     def of_mode(rounding: int) -> Callable:
         def function(x: np.ndarray) -> np.ndarray:
-            return np.minimum(add(rounding)(x, -np.floor(x)), np.nextafter(x.dtype.type(1), x.dtype.type(0)))
+            rest = np.minimum(add(rounding)(x, -np.floor(x)), np.nextafter(x.dtype.type(1), x.dtype.type(0)))
+            return np.where(rest == 0, x.dtype.type(0), rest)
 
         return function
 
