@@ -21,10 +21,12 @@ def in_lanes(values: list[float], bits: int) -> np.ndarray:
     return rows
 
 
-def executed(gpu: str, space: str, op: str, bits: int, memory: list[float], data: list[float]) -> np.ndarray:
+def executed(
+    gpu: str, space: str, op: str, bits: int, memory: list[float], data: list[float], before: str = ""
+) -> np.ndarray:
     registers = "v8" if bits == 32 else "v[8:9]"
     text = {"global": f"global_atomic_{op} v1, {registers}, s[2:3]", "ds": f"ds_{op} v1, {registers}"}[space]
-    body = in_space("ds", text) if space == "ds" else text + "\n{waits}"
+    body = before + (in_space("ds", text) if space == "ds" else text + "\n{waits}")
     after, _ = run(gpu, body, in_lanes(memory, bits), in_lanes(data, bits))
     return after[: len(memory), : bits // 8].copy().view(DTYPES[bits])[:, 0]
 
@@ -52,3 +54,21 @@ def test_sums_of_denormals(gpu, flushes):
     got = executed(gpu, "global", "add_f32", 32, memory, data)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(executed(gpu, "ds", "add_f32", 32, memory, data), exact)
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx1151", "gfx1201"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_lds_takes_denormals_for_zeros_where_mode_does(gpu, bits):
+    """Sums, and minima, which before gfx12 leave the number that they choose as it is."""
+    if bits == 64 and gpu == "gfx1151":
+        pytest.skip("no sums of float64 in its LDS")
+    tiny = 2.0 ** (-130 if bits == 32 else -1026)
+    least = tiny * 16
+    memory, data = [tiny, least, -tiny, 1.0], [1.0, -least - tiny, 0.0, tiny]
+    before = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 0\n"
+    got = executed(gpu, "ds", f"add_f{bits}", bits, memory, data, before)
+    np.testing.assert_array_equal(got, np.array([1, 0, 0, 1], DTYPES[bits]))
+    name = "min_num" if gpu == "gfx1201" else "min"
+    got = executed(gpu, "ds", f"{name}_f{bits}", bits, memory, data, before)
+    kept = 0 if gpu == "gfx1201" else tiny
+    np.testing.assert_array_equal(got, np.array([kept, -least - tiny, -kept, kept], DTYPES[bits]))

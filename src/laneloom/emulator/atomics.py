@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -46,9 +47,13 @@ def _cond_sub(m, d):
     return np.where(m >= d, m - d, m)
 
 
+def _packed_sum(m, d):
+    return m + d
+
+
 def _packed(kind: str) -> Combine:
     if kind == "f16":
-        return lambda m, d: (m.view(np.float16) + d.view(np.float16)).view(m.dtype)
+        return lambda m, d: _packed_sum(m.view(np.float16), d.view(np.float16)).view(m.dtype)
 
     def add_bf16(m, d):
         def widen(x):
@@ -68,6 +73,31 @@ def _flushing_add(m, d):
 
 #: whose memory adds float32 so (LLVM, FeatureMemoryAtomicFAddF32DenormalSupport, which later ones have)
 _FLUSHING = ("gfx908", "gfx90a")
+
+
+def _in_mode(combine: Combine, kind: str, target: Target) -> Combine:
+    """How LDS combines floats where MODE takes denormals for zeros (LLVM, rocjitsu): as operands, and as sums.
+
+    Minima and maxima before gfx12 compare so and leave the number that they choose as it is.
+    """
+    mode = target.mode
+    if not (mode.flushes_inputs(kind) or mode.flushes_results(kind)):
+        return combine
+    reads = partial(flush, kind=kind) if mode.flushes_inputs(kind) else lambda x: x
+
+    def result(*operands):
+        values = [reads(x) for x in operands]
+        total = np.asarray(combine(*values))
+        if combine is np.add or kind == "f16":
+            return flush(total, kind) if mode.flushes_results(kind) else total
+        if target.gpu.major >= 12:
+            return total
+        bits = f"u{total.dtype.itemsize}"
+        m, d = (np.asarray(x).view(bits) for x in values[:2])
+        chosen = total.view(bits)
+        return np.where(chosen == m, operands[0], np.where(chosen == d, operands[1], total))
+
+    return result
 
 
 # name -> (combination, dtype letter); the operand's width comes from the mnemonic
@@ -261,6 +291,11 @@ def _build_lds(ins: Instruction, target: Target) -> Step:
         found = operation_of(match[1], match[3], int(match[4]))
         assert found
         operation, returns = found, bool(match[2])
+    if match[6] == "f16":
+        halves = _in_mode(_packed_sum, "f16", target)
+        operation = (lambda m, d: halves(m.view(np.float16), d.view(np.float16)).view(m.dtype)), operation[1]
+    elif operation[1].kind == "f":
+        operation = _in_mode(operation[0], f"f{match[4]}", target), operation[1]
     dtype, offset = operation[1], ins.number("offset")
     operands = list(ins.operands)
     destination = operands.pop(0).index if returns else None
