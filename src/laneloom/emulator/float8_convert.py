@@ -1,7 +1,8 @@
 """Conversions to and from 8-bit floats, fp8 (E4M3) and bf8 (E5M2), plain and with stochastic rounding.
 
 OCP's on gfx12 and gfx950; on gfx942 the FNUZ ones, whose only NaN, 0x80, is also what infinities become. On CDNA 5
-clamp says that fp8 is E5M3, which has no sign: numbers lose theirs (LLVM, FeatureFP8E5M3Insts; rocjitsu).
+clamp says that fp8 is E5M3, which has no sign: numbers lose theirs (LLVM, FeatureFP8E5M3Insts; rocjitsu). RDNA 4 knows
+one NaN: every one becomes 0xFF, of bf8 0xFE, and from 8 bits comes 0xFFC00000 (rocjitsu, measured on gfx1201).
 """
 
 from __future__ import annotations
@@ -34,15 +35,21 @@ def format_of(kind: str, target: Target, ins: Instruction) -> str:
     return f"{kind}_fnuz" if target.gpu.name == "gfx942" else kind
 
 
+def _has_one_nan(target: Target) -> bool:
+    return target.gpu.is_rdna_4m or (target.gpu.major == 12 and not target.gpu.is_cdna5)
+
+
 def encode(
-    kind: str, overflow_clamps: bool = False, infinity_clamps: bool = False
+    kind: str, overflow_clamps: bool = False, infinity_clamps: bool = False, one_nan: bool = False
 ) -> Callable[[np.ndarray], np.ndarray]:
     """float32 -> 8-bit float codes (uint32), to nearest even.
 
     What rounds past the largest number becomes infinity (bf8) or NaN (fp8, which has no infinity), or with
-    overflow_clamps the largest number; infinities stay what they are, or with infinity_clamps become it too.
+    overflow_clamps the largest number; infinities stay what they are, or with infinity_clamps become it too. A NaN
+    keeps its sign, but for one_nan.
     """
     fraction, lowest, largest, beyond, nan = _FORMATS[kind]
+    nan = {"fp8": 0xFF, "bf8": 0xFE}[kind] if one_nan else nan
     #: codes that have no negative
     unsigned = (0, nan) if kind.endswith("_fnuz") else np.arange(256) if kind == "e5m3" else ()
     top = float(_VALUES[kind][largest])
@@ -68,10 +75,16 @@ def encoder(kind: str, ins: Instruction, target: Target) -> Callable[[np.ndarray
     """`encode` as the instruction's clamp and MODE.FP16_OVFL say; on gfx9 the latter stops infinities as well."""
     overflow = target.mode.f16_overflow
     clamps = ins.flag("clamp") and kind != "e5m3"
-    return encode(kind, clamps or overflow, infinity_clamps=overflow and target.gpu.major == 9)
+    return encode(kind, clamps or overflow, overflow and target.gpu.major == 9, _has_one_nan(target))
 
 
 # -- from 8 bits -------------------------------------------------------------------------------------------------------
+
+
+def _values_of(kind: str, target: Target, ins: Instruction) -> np.ndarray:
+    values = _VALUES[format_of(kind, target, ins)]
+    only = U32(0xFFC00000).view(np.float32)
+    return np.where(np.isnan(values), only, values) if _has_one_nan(target) else values
 
 
 def byte_number(ins: Instruction, register_bits: int) -> int:
@@ -86,7 +99,7 @@ def byte_number(ins: Instruction, register_bits: int) -> int:
 
 def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
-        values = _VALUES[format_of(kind, target, ins)]
+        values = _values_of(kind, target, ins)
         destination, text = ins.operands
         shift = U32(8 * byte_number(ins, 8))
         source = lane_source(ins, target.lanes)
@@ -107,7 +120,7 @@ def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
 
 def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
-        values = _VALUES[format_of(kind, target, ins)]
+        values = _values_of(kind, target, ins)
         destination, text = ins.operands
         high = bool(byte_number(ins, 16)) or text.half == "h"
         reader = read(text, "b16", high)
@@ -142,11 +155,17 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     return build
 
 
-def cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int) -> np.ndarray:
-    """x, rounded by 32 random bits to a multiple of the last place; fraction, lowest: bits, least normal exponent."""
+def cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int, below: int | None = None) -> np.ndarray:
+    """x, rounded by 32 random bits to a multiple of the last place; fraction, lowest: bits, least normal exponent.
+
+    below: how many bits below the last place take part, of x and the highest of `random`; None: all.
+    """
     magnitude = np.abs(x)
     exponent = np.maximum(np.frexp(np.where(np.isfinite(magnitude), magnitude, 0))[1] - 1, lowest)
-    units = np.floor(np.ldexp(magnitude, fraction - exponent) + random / 2.0**32)
+    units, chance = np.ldexp(magnitude, fraction - exponent), random / 2.0**32
+    if below is not None:
+        units, chance = (np.floor(v * 2.0**below) / 2.0**below for v in (units, chance))
+    units = np.floor(units + chance)
     return np.where(np.isfinite(x), np.copysign(np.ldexp(units, exponent - fraction), x), x)
 
 
@@ -155,12 +174,14 @@ def _encode_stochastic(kind: str, wide: str) -> Callable[[Instruction, Target], 
 
     The guides' pseudo-code names nearest even after the sum and a wrap of the fraction; either would be unfair, so the
     sum carries into the exponent here and is cut off, which is what stochastic rounding means. Numbers below the
-    normal ones have fewer places, and what passes the largest is found after the sum (rocjitsu).
+    normal ones have fewer places, and what passes the largest is found after the sum (rocjitsu). RDNA 4 adds no more
+    bits than normal numbers lose (rocjitsu, measured on gfx1201).
     """
 
     def build(ins: Instruction, target: Target) -> Step:
         form = format_of(kind, target, ins)
         fraction, lowest, *_ = _FORMATS[form]
+        below = 23 - fraction if _has_one_nan(target) else None
         destination, *texts = ins.operands
         convert = encoder(form, ins, target)
         source = lane_source(ins, target.lanes)
@@ -176,7 +197,7 @@ def _encode_stochastic(kind: str, wide: str) -> Callable[[Instruction, Target], 
         def compute(g: Waves) -> np.ndarray:
             x = np.asarray(value(g), np.float64)
             x = np.abs(x) if form == "e5m3" else x
-            return (g.u[n] & keep) | (convert(cut(x, np.asarray(random(g)), fraction, lowest)) << shift)
+            return (g.u[n] & keep) | (convert(cut(x, np.asarray(random(g)), fraction, lowest, below)) << shift)
 
         return store_step(source, compute, lambda g, word: g.put(n, word))
 
