@@ -137,7 +137,7 @@ def test_scaled_operands_of_divisions(execute):
 
 HALVES = {
     "gfx942": ["v_cvt_pkrtz_f16_f32", "v_pack_b32_f16"], "gfx950": ["v_cvt_pk_f16_f32", "v_cvt_pk_bf16_f32"],
-    "gfx1201": ["v_cvt_pk_rtz_f16_f32", "v_pack_b32_f16", "v_pk_max_num_f16"],
+    "gfx1151": ["v_cvt_pk_rtz_f16_f32", "v_pack_b32_f16"], "gfx1201": ["v_pk_max_num_f16"],
     "gfx1250": ["v_cvt_pk_f16_f32", "v_cvt_pk_bf16_f32", "v_pk_mul_bf16", "v_pk_max_num_bf16", "v_sqrt_bf16"],
 }  # fmt: skip
 
@@ -172,10 +172,15 @@ def test_pairs_of_floats_stay_within_0_and_1(execute, gpu, name):
 def test_pairs_of_floats_are_scaled_by_omod(execute):
     a, b = (np.array([0.3, -1.5, 7, 60000] * 8, np.float32) * k for k in (1, 0.5))
     code = "v_cvt_pk_rtz_f16_f32 v8, v1, v2\nv_cvt_pk_rtz_f16_f32 v9, v1, v2 mul:2"
-    machine = execute(code, gpu="gfx1201", v={1: a, 2: b})
-    plain, got = (machine.vector(n, np.uint32).view(np.float16) for n in (8, 9))
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(got, plain * np.float16(2))
+    for gpu, factor, modes in (("gfx1151", 2, "\t\t.amdhsa_ieee_mode 0\ns_denorm_mode 0"), ("gfx1201", 1, "")):
+        before, _, mode = modes.partition("\n")
+        machine = execute(f"{mode}\n{code}", gpu=gpu, v={1: a, 2: b}, directives=before)
+        plain, got = (machine.vector(n, np.uint32).view(np.float16) for n in (8, 9))
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(got, plain * np.float16(factor), err_msg=gpu)
+    for name in ("v_cvt_pk_rtz_f16_f32", "v_pack_b32_f16"):  # RDNA 4 ignores both
+        machine = execute(f"{name} v8, v1, v2\n{name} v9, v1, v2 clamp", gpu="gfx1201", v={1: a, 2: b})
+        np.testing.assert_array_equal(machine.vector(8, np.uint32), machine.vector(9, np.uint32))
     code = "v_rcp_bf16_e64 v8, v1\nv_rcp_bf16_e64 v9, v1 mul:4 clamp"
     machine = execute(code, gpu="gfx1250", v={1: a.view(np.uint32) >> 16, 8: b * 0, 9: b * 0})
     plain, got = (as_floats(machine.vector(n, np.uint32), True) for n in (8, 9))

@@ -164,6 +164,21 @@ def test_integers_to_floats(execute, exact):
     np.testing.assert_array_equal(got.vector(1, np.uint32), x >> np.uint32(16))
 
 
+def test_pairs_rounded_towards_zero_flush_denormals_where_mode_does(execute):
+    x = np.array([2.0**-15, -(2.0**-20), 2.0**-14, 65600, np.inf, 1 + 2.0**-11] * 6, np.float32)
+    for mode, small in ((0xF, [0x0200, 0x8010]), (0x3, [0, 0x8000])):
+        got = execute(f"s_denorm_mode {mode}\nv_cvt_pk_rtz_f16_f32 v0, v2, v2", v={2: x}).vector(0, np.uint16)
+        assert got[:6].tolist() == [*small, 0x0400, 0x7BFF, 0x7C00, 0x3C00]
+
+
+@pytest.mark.parametrize("rounding", range(4))
+def test_bytes_are_rounded_as_mode_says(execute, rounding):
+    want = [[2, 2, 255, 0], [3, 2, 255, 1], [2, 1, 254, 0], [2, 1, 254, 0]][rounding]
+    x = np.array([2.5, 1.75, 254.5 + 2.0**-14, 0.25] * 8, np.float32)
+    got = execute(f"s_round_mode {rounding}\nv_cvt_pk_u8_f32 v0, v2, 0, 0", v={2: x}).vector(0, np.uint32)
+    assert got[:4].tolist() == want
+
+
 def test_packing_integers(execute):
     a = np.array([0, 1, -1, 40000, -40000, 32767, -32768, 1 << 30], np.int32)
     machine = execute("v_cvt_pk_i16_i32 v0, v2, v2\nv_cvt_pk_u16_u32 v1, v2, v2", v={2: a})

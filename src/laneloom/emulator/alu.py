@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -236,25 +237,25 @@ class _Compute:
 
 
 # Integers that are limited in any case.
-_LIMITED = re.compile(r"v_(cvt_(\w+_)?[iu](16|32)_f|frexp_exp|(min|max)_[iu])")
+_LIMITED = re.compile(r"v_(cvt_(\w+_)?[iu](8|16|32)_f|frexp_exp|(min|max)_[iu])")
 
 
 def _function(op: Op, ins: Instruction, target: Target) -> Callable:
-    if ins.flag("clamp") and op.dst not in FLOATS and not op.halves:
-        if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception
-            return op.fn
-        if op.clamped is None and _LIMITED.match(ins.name):
-            return op.fn
-        if op.clamped is None:
-            raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
-        return op.clamped
-    rounding = target.mode.rounding(op.dst)
+    rounding = target.mode.rounding(op.dst if op.dst in FLOATS else next(iter(op.src), ""))
     fn = op.fn
-    if rounding != NEAREST and op.dst in FLOATS and op.rounded is not None:
+    if rounding != NEAREST and op.rounded is not None:
         try:
             fn = op.rounded(rounding)
         except NotImplementedError:
             raise refuse_rounding(ins, rounding) from None
+    if ins.flag("clamp") and op.dst not in FLOATS and not op.halves:
+        if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception
+            return fn
+        if op.clamped is None and _LIMITED.match(ins.name):
+            return fn
+        if op.clamped is None:
+            raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
+        return op.clamped
     return stopping(fn) if op.dst == "f16" and target.mode.f16_overflow else fn
 
 
@@ -272,7 +273,11 @@ def _compute(fn: Callable, readers: list) -> _Compute:
 
 
 def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _Compute) -> _Compute:
-    modify = output_modifier(ins, op.halves or op.dst, target, op.flushes and not op.halves)
+    flushes = op.flushes and op.src[:1] != (op.halves,)
+    if op.halves and target.gpu.name.startswith("gfx120"):  # omod and clamp are ignored (rocjitsu, measured on gfx1201)
+        modify = partial(flush, kind=op.halves) if flushes and target.mode.flushes_results(op.halves) else None
+    else:
+        modify = output_modifier(ins, op.halves or op.dst, target, flushes)
     if modify is None:
         return compute
     if op.halves:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from .alu import vector
 from .bits import I32, U8, U16, U32, byte_of, pack, saturate
 from .float16 import narrow, widen
 from .floating import quieted
-from .mode import NEAREST, ZERO
+from .mode import DOWN, NEAREST, UP, ZERO
 from .rounding import round_to
 
 # -- between floats ----------------------------------------------------------------------------------------------------
@@ -117,12 +118,16 @@ for _kind, _dtype in (("i16", np.int16), ("u16", U16)):
 _to_u8 = to_integer(U8)
 
 
-def _insert_byte(x: np.ndarray, place: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """AMD's guides do not say how the float is rounded. To nearest even, as seen on GCN 2 (the shader recompiler of
-    shadPS4), on gfx90c and on gfx1201; other conversions to integers cut off."""
+def _insert_byte(x: np.ndarray, place: np.ndarray, old: np.ndarray, whole: Callable = np.rint) -> np.ndarray:
+    """AMD's guides do not say how the float is rounded. As MODE says (rocjitsu, measured on gfx1201), to nearest even
+    also on GCN 2 (the shader recompiler of shadPS4) and gfx90c; other conversions to integers cut off."""
     shift = (place & U32(3)) * U32(8)
-    return (old & ~(U32(0xFF) << shift)) | (_to_u8(np.rint(x)).astype(U32) << shift)
+    return (old & ~(U32(0xFF) << shift)) | (_to_u8(whole(x)).astype(U32) << shift)
 
 
-for _name, _accumulates in (("v_cvt_pk_u8_f32", False), ("v_cvt_pkaccum_u8_f32", True)):  # they clamp in any case
-    vector(_name, "u32", "f32 u32 u32", _insert_byte, reads_dst=_accumulates, clamped=_insert_byte)
+def _insert_rounded(rounding: int) -> Callable:
+    return partial(_insert_byte, whole={UP: np.ceil, DOWN: np.floor, ZERO: np.trunc}[rounding])
+
+
+for _name, _accumulates in (("v_cvt_pk_u8_f32", False), ("v_cvt_pkaccum_u8_f32", True)):
+    vector(_name, "u32", "f32 u32 u32", _insert_byte, reads_dst=_accumulates, rounded=_insert_rounded)
