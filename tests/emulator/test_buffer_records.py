@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_memory_instructions import random_bytes, run
 
-from laneloom.errors import UnknownInstructionError
+from laneloom.errors import OutOfBoundsError, UnknownInstructionError
 
 LANE = np.arange(32)
 
@@ -20,17 +20,24 @@ def access(gpu: str, name: str, address: str, *, stride, records, scale=0, mode=
         put = f"s_or_b32 s5, s5, 0x{low & 0xFFFFFFFF:x}\ns_mov_b32 s6, {records >> 7}"
     else:
         swizzle = bool(element) << 31 if gpu == "gfx942" else {0: 0, 4: 1, 8: 2, 16: 3}[element] << 30
-        last = 0x14000 | together << 21 | more.get("by_lane", 0) << 23 | (3 if mode is None else mode) << 28
+        last = (
+            more.get("format", 0x14000)
+            | together << 21
+            | more.get("by_lane", 0) << 23
+            | (3 if mode is None else mode) << 28
+        )
         put = f"s_or_b32 s5, s5, 0x{stride << 16 | swizzle:x}\ns_mov_b32 s6, {records}"
     data = "v[8:11]" if name.endswith(("b128", "x4")) else "v8"
     soffset = "s9" if more.get("scalar") else "0" if gpu in ("gfx942", "gfx1151") else "null"
+    own = more.get("index", True)  # whether the instruction has an index of its own
+    registers_of = "v[12:13]" if own else "v13"
     body = f"""{put}
     s_mov_b32 s7, 0x{last:x}
     s_mov_b32 s9, {more.get("scalar", 0)}
     v_mov_b32 v12, 0
     v_mov_b32 v13, 0
     {address}
-    {name} {data}, v[12:13], s[4:7], {soffset} idxen offen offset:{more.get("offset", 0)}
+    {name} {data}, {registers_of}, s[4:7], {soffset} {"idxen" * own} offen offset:{more.get("offset", 0)}
     {{waits}}"""
     after, got = run(gpu, body, image, registers)
     return image.reshape(-1), got, after.reshape(-1)
@@ -89,7 +96,7 @@ def test_stride_scale_of_cdna5(scale, factor):
         ("gfx1201", 0, 2, 1), ("gfx1201", 0, 1, 0),  # the record's end, and its number
         ("gfx1151", 1, 2, 4), ("gfx1151", 1, 1, 0),  # its number alone
         ("gfx1151", 2, 1, 4), ("gfx1151", 2, 0, 0),  # nothing but an empty buffer
-        ("gfx1201", 3, 36, 2), ("gfx1201", 3, 28, 0),  # bytes
+        ("gfx1201", 3, 20, 2), ("gfx1201", 3, 12, 0),  # bytes, counted from the record's begin
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("store", [False, True])
@@ -106,6 +113,30 @@ def test_where_a_buffer_ends(gpu, mode, records, words, store):
     assert len(changed) > 3 * words or not words
 
 
-def test_the_lane_counts_as_an_index():
-    image, got, _ = access("gfx1151", "buffer_load_b32", "", stride=16, records=512, by_lane=1)
-    np.testing.assert_array_equal(got[:, :4].copy().view(np.uint32)[:, 0], at(image, LANE * 16))
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
+@pytest.mark.parametrize("element", [0, 4])
+def test_the_lane_counts_as_an_index(gpu, element):
+    """Beside that of the instruction, if it has one."""
+    name = "buffer_load_b32" if gpu == "gfx1151" else "buffer_load_dword"
+    plain = {} if gpu == "gfx1151" else {"format": 0x3000}
+    for own in (False, True):
+        code = "v_mov_b32 v12, 2" if own else "v_mov_b32 v13, 4"
+        more = {"by_lane": 1, "element": element, "index": own, **plain}
+        image, got, _ = access(gpu, name, code, stride=16, records=1 << 20, **more)
+        index, offset = LANE + 2 * own, 0 if own else 4
+        place = (index // 64 * 16 + offset) * 64 + index % 64 * 4 if element else index * 16 + offset
+        np.testing.assert_array_equal(got[:30, :4].copy().view(np.uint32)[:, 0], at(image, place[:30]))
+
+
+def test_the_format_of_gfx9_holds_more_of_the_stride_where_the_lane_counts():
+    """So here records have 2^14 bytes and 16, of which only lane 0 finds its own within the memory."""
+    code = "v_cmp_eq_u32 vcc, 0, v0\ns_and_b64 exec, exec, vcc"
+    both = [
+        access("gfx942", "buffer_load_dword", code, stride=16, records=1 << 20, by_lane=1, format=form, index=False)[1][
+            0
+        ]
+        for form in (1 << 15, 0)
+    ]
+    np.testing.assert_array_equal(both[0][:4], both[1][:4])
+    with pytest.raises(OutOfBoundsError, match="lane 1"):
+        access("gfx942", "buffer_load_dword", "", stride=16, records=1 << 20, by_lane=1, format=1 << 15, index=False)

@@ -62,6 +62,8 @@ class Buffer:
         self.wide = target.gpu.is_cdna5  #: 57 bits of address and 45 of records share the first three registers
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
         self.major = target.gpu.major
+        #: where the lane counts as an index, the format of a resource that needs none holds more bits of the stride
+        self.longer = self.major == 9 and "format" not in ins.name  # (LLVM, SIInstrInfo::getScratchRsrcWords23)
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = scalar_offset(soffset)
         self.offset = ins.number("offset")
@@ -76,12 +78,15 @@ class Buffer:
         if self.wide:  # scalar loads do not look at the scale
             stride = stride * np.array([1, 4, 8, 32], np.int64)[g.sv[self.resource + 3] >> U32(26) & U32(3)]
         scalar = np.int64(self.soffset.value) if self.soffset.kind == "const" else self._scalar(g)
+        element = self._element(g)
         index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
         if not self.wide and (g.s[self.resource + 3] & U32(_ADD_LANE)).any():
-            index = index + np.where(g.sv[self.resource + 3] & U32(_ADD_LANE), np.arange(g.lanes), 0)
+            last = g.sv[self.resource + 3]
+            index = index + np.where(last & U32(_ADD_LANE), np.arange(g.lanes), 0)
+            if self.longer:
+                stride = stride | np.where(last & U32(_ADD_LANE), last.astype(np.int64) >> 15 & 15, 0) << 14
         n = self.vaddr + int(self.idxen)
         within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
-        element = self._element(g)
         swizzled = element > 0
         self._room = self._bytes_left(g, index, within, scalar, stride, records, swizzled)
         inside = self._room >= self.nbytes
@@ -113,10 +118,11 @@ class Buffer:
         if self.major == 9:
             # Records are bytes for an instruction without an index (AMD's PAL, gfx9 `CalcNumRecords`).
             return np.where((stride > 0) & (self.idxen | swizzled), by_index, raw)
-        # RDNA 3 ISA guide, OOB_SELECT. What it asks for where there is no stride would leave 0 no byte to access: raw.
+        # RDNA 3 ISA guide, OOB_SELECT; bytes are counted from the record's begin (rocjitsu, by gfx11 and gfx12). What
+        # the guide asks for where there is no stride would leave 0 no byte to access: raw.
         mode = g.sv[self.resource + 3] >> U32(28) & U32(3)
         structured = np.where(index < records, of_record, 0)
-        by_offset = np.where((stride > 0) & (swizzled | (mode == 0)), structured, raw - index * stride)
+        by_offset = np.where((stride > 0) & (swizzled | (mode == 0)), structured, raw)
         unchecked = np.where(records > 0, np.int64(_ANYTHING), 0)
         return np.where(mode == 1, by_index, np.where(mode == 2, unchecked, by_offset))
 
