@@ -71,6 +71,9 @@ def test_scale_reports_what_must_be_undone(execute):
         (2.0**100, 2.0**127): (2.0**63, 2.0**36, False),
         (2.0**-126, 1.0): (1.0, 2.0**-62, True),
         (2.0**-120, 2.0**-110): (2.0**-46, 2.0**-56, False),
+        (2.0**-100, 1.0): (1.0, 2.0**-36, True),
+        (1.0, 2.0**126): (2.0**62, 1.0, True),
+        (2.0**-103, 2.0**-50): (2.0**14, 2.0**-39, False),
     }
     n, d = (np.array([p[k] for p in pairs], np.float32) for k in range(2))
     machine = execute("v_div_scale_f32 v0, s4, v3, v3, v2\nv_div_scale_f32 v1, s5, v2, v3, v2", v={2: n, 3: d})
@@ -79,6 +82,15 @@ def test_scale_reports_what_must_be_undone(execute):
         assert machine.mask(4)[i] == machine.mask(5)[i] == back, (numerator, denominator)
         assert machine.vector(0, np.float32)[i] == scaled_d, (numerator, denominator)
         assert machine.vector(1, np.float32)[i] == scaled_n, (numerator, denominator)
+
+
+def test_scale_of_zeros_and_nans(execute):
+    """Zeros give the negative quiet NaN, NaNs become quiet, and exponents say whether the quotient is scaled back."""
+    n = np.array([0x3F800000, 0x21800000, 0, 0x7F800001], np.uint32)
+    d = np.array([0, 0, 0x3F800000, 0x3F800000], np.uint32)
+    machine = execute("v_div_scale_f32 v0, s4, v2, v3, v2", v={2: np.resize(n, 32), 3: np.resize(d, 32)})
+    assert machine.vector(0, np.uint32)[:4].tolist() == [0xFFC00000, 0xFFC00000, 0xFFC00000, 0x7FC00001]
+    assert machine.mask(4)[:4].tolist() == [True, False, True, True]
 
 
 def test_fixup(execute):

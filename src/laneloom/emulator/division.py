@@ -2,7 +2,8 @@
 
 After the pseudo-code of V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP in AMD's RDNA 3 and RDNA 4 ISA guides, save where that
 cannot give the quotient and silicon does something else: V_DIV_FMAS scales by 2**64 or 2**-64 (f64: 128) by the size of
-its addend and rounds once, and a denominator whose inverse is denormal is scaled down, not up.
+its addend and rounds once; of V_DIV_SCALE, exponents decide alone, as rocjitsu, AMD's emulator, found on gfx1100 and
+gfx1201 (and as tinygrad's values of RDNA 3 are): a denominator whose inverse is denormal is scaled down, not up.
 """
 
 from __future__ import annotations
@@ -36,32 +37,32 @@ def _moderate(x: np.ndarray, power: int) -> bool:
     return bool(magnitude.max() < 2.0**power) and bool(magnitude.min() > 2.0**-power)
 
 
-def scaled(near_max: int, near_min: int, tiny: int, power: int) -> Callable:
+def scaled(far_apart: int, tiny: int, power: int) -> Callable:
     """One operand of a division brought into the range where refinement neither over- nor underflows.
 
     Sources: the operand to scale, denominator, numerator. Also returned: whether the quotient must be scaled back.
-    near_max, near_min: differences of exponents from which on the quotient may leave the normal range.
+    far_apart: the difference of exponents from which on the quotient may leave the normal range.
     """
 
     def function(x: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if _moderate(denominator, near_max // 2) and _moderate(numerator, near_max // 2):
+        if _moderate(denominator, far_apart // 2) and _moderate(numerator, far_apart // 2):
             return x, np.zeros(1, np.bool_)
         x, denominator, numerator = np.broadcast_arrays(x, denominator, numerator)
         f, smallest = x.dtype.type, np.finfo(x.dtype).tiny
         difference = _exponent(numerator) - _exponent(denominator)
         zero = (numerator == 0) | (denominator == 0)
-        far, small_quotient = difference >= near_max, difference <= near_min
+        far, small_quotient = difference >= far_apart, difference <= -far_apart
         denormal = np.abs(denominator) < smallest
-        small_inverse = np.abs(denominator) > 1 / smallest
-        of_denominator, of_numerator = x == denominator, x == numerator
+        small_inverse = _exponent(denominator) >= _exponent(1 / smallest)
+        of_denominator = x == denominator
         up, down = np.ldexp(x, power), np.ldexp(x, -power)
         cases = [
-            (zero, f(np.nan)), (far, np.where(of_denominator, up, x)), (denormal, up),
+            (zero, -f(np.nan)), (np.isnan(x), x + x), (far, np.where(of_denominator, up, x)), (denormal, up),
             (small_inverse & small_quotient, np.where(of_denominator, down, x)), (small_inverse, down),
-            (small_quotient, np.where(of_numerator, up, x)), (_exponent(numerator) <= tiny, up),
+            (small_quotient, np.where(of_denominator, x, up)), (_exponent(numerator) <= tiny, up),
         ]  # fmt: skip
         result = np.select([c for c, _ in cases], [r for _, r in cases], x).astype(x.dtype)
-        return result, zero | far | (~denormal & small_quotient)
+        return result, far | (~denormal & small_quotient)
 
     return function
 
@@ -70,8 +71,8 @@ def _scale(kind: str, *limits: int) -> Callable[[Instruction, Target], Step]:
     return two_results(f"{kind} {kind} {kind}", kind, scaled(*limits))
 
 
-special("v_div_scale_f32", _scale("f32", 96, -126, 23, 64))
-special("v_div_scale_f64", _scale("f64", 768, -1022, 53, 128))
+special("v_div_scale_f32", _scale("f32", 96, 24, 64))
+special("v_div_scale_f64", _scale("f64", 768, 53, 128))
 
 
 def refined(fma: Callable, scaled_fma: Callable, power: int) -> Callable:
