@@ -262,6 +262,21 @@ def test_special_numbers(gpu, lanes, cd, k, ab):
     assert np.array_equal(got[~np.isnan(exact)], near[~np.isnan(exact)].astype(got.dtype))
 
 
+@pytest.mark.parametrize(("name", "a", "b"), [("16x16x32_iu8", 2, 4), ("16x16x32_iu4", 1, 2), ("16x16x64_iu4", 2, 4)])
+@pytest.mark.parametrize("negative_first", [False, True])
+def test_sparse_integers_saturate_twice(execute, name, a, b, negative_first):
+    """With clamp: behind the products of A's lanes 0 to 15, and behind those of the others (bjacob/goc, gfx1201)."""
+    one = np.uint32(0x01010101 if name.endswith("iu8") else 0x11111111)
+    lane, start = np.arange(32), -(2**31) if negative_first else 2**31 - 1
+    code = f"v_swmmac_i32_{name} v[16:23], v[0:{a - 1}], v[8:{7 + b}], v24 neg_lo:[1,1,0] clamp"
+    signs = np.where((lane >= 16) != negative_first, np.uint32(0xFFFFFFFF), one)
+    v = {**dict.fromkeys(range(a), signs), **dict.fromkeys(range(8, 8 + b), np.full(32, one))}
+    v |= {n: np.full(32, start, np.int32) for n in range(16, 24)} | {24: np.full(32, 0x44444444, np.uint32)}
+    products = int(name[6:8]) // 4  # of each half
+    got = execute(code.replace("v[0:0]", "v0"), gpu="gfx1201", v=v).vector(16, np.int32)
+    assert (got == (start + products if negative_first else start - products)).all()
+
+
 def test_sparse_reads_only_what_the_index_names():
     """NaN in the elements of B that no index names does not reach D."""
     g = waves()

@@ -9,7 +9,9 @@ gfx11  A[l%16][e], B[e][l%16]; D[2v + g][l%16] in wave32, [4v + g] in wave64; 16
 gfx12  with E elements a lane: A[l%16][E g + e], B[E g + e][l%16]; D[8g + e][l%16] in wave32, D[8(g%2) + 4(g/2) + e]
 in wave64. Where the hardware orders K otherwise it does so in A and B alike, which a product cannot tell.
 SWMMAC (gfx12) keeps two of every four k of A in a pair of elements; the pair's index, four bits of src2, says which:
-bits 1:0 for the first, 3:2 for the second. index_key takes the pairs' indices from a later part of the register.
+bits 1:0 for the first, 3:2 for the second. index_key takes the pairs' indices from a later part of the register. With
+clamp, integers saturate when the products of A's lanes 0 to 15 are added and again with the others (bjacob/goc, a CPU
+model of AMD's arithmetic, by values of gfx1201; dense products saturate once there, and in rocjitsu).
 """
 
 from __future__ import annotations
@@ -244,8 +246,10 @@ def _multiply_sparse(g: Waves, w: Wmma) -> None:
     at = _sparse_k(s, np.arange(b.shape[1])[:, None], np.arange(b.shape[3]))
     in_order[:, at] = b.transpose(0, 1, 3, 2)
     taken = in_order[np.arange(waves)[:, None, None], k]  # [wave, row, e of all groups, column]
-    tile = np.matmul(_in_rows(a)[:, :, None, :], taken)[:, :, 0]
-    _accumulate(g, w, tile_to_registers(tile, s))
+    rows, of_half = _in_rows(a)[:, :, None, :], np.repeat(np.arange(groups) % 2, each)
+    for part in ([of_half == 0, of_half == 1] if s.cd == "i32" and s.clamp else [slice(None)]):
+        tile = np.matmul(rows[..., part], taken[:, :, part])[:, :, 0]
+        _accumulate(g, w, tile_to_registers(tile, s))
 
 
 def _sparse_k(s: Shape, group: np.ndarray, at: np.ndarray) -> np.ndarray:
