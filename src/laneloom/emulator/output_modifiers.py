@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .alu import Target
 
 _OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
-_NEAREST_ALWAYS = re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt)_f32$")  #: whatever the mode says
+_NEAREST_ALWAYS = re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt|sin|cos)_f(16|32)$")  #: whatever the mode says
 
 
 def scaled(x: np.ndarray, factor: float, kind: str, rounding: int = NEAREST) -> np.ndarray:

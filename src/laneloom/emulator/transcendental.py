@@ -21,7 +21,7 @@ def sine(turns: np.ndarray) -> np.ndarray:
     """sin(2 pi x) in float64, exact at the quarters."""
     x = turns - np.rint(turns)
     folded = np.where(np.abs(x) > 0.25, np.copysign(0.5, x) - x, x)
-    return np.sin(TAU * folded)
+    return np.sin(TAU * np.where(turns == 0, turns, folded))  # -0 stays
 
 
 def cosine(turns: np.ndarray) -> np.ndarray:
