@@ -8,14 +8,16 @@ import numpy as np
 
 from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
+from .mode import NEAREST, flush
 from .rounding import ADD, FMA, MUL, SUB, fma_f32, ldexp_directed
+from .tininess import denormal_before_packing, exact_fused_sum, exact_product
 
 vector("v_add_f32", "f32", "f32 f32", np.add, rounded=ADD["f32"])
 vector("v_sub_f32", "f32", "f32 f32", np.subtract, rounded=SUB["f32"])
 vector("v_subrev_f32", "f32", "f32 f32", lambda a, b: b - a, rounded=lambda r: lambda a, b: SUB["f32"](r)(b, a))
-vector("v_mul_f32", "f32", "f32 f32", np.multiply, rounded=MUL["f32"])
-vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"])
-vector("v_fmac_f32", "f32", "f32 f32 f32", fma_f32, reads_dst=True, rounded=FMA["f32"])
+vector("v_mul_f32", "f32", "f32 f32", np.multiply, rounded=MUL["f32"], exact=exact_product)
+vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=exact_fused_sum)
+vector("v_fmac_f32", "f32", "f32 f32 f32", fma_f32, reads_dst=True, rounded=FMA["f32"], exact=exact_fused_sum)
 
 
 def multiply_dx9(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -38,9 +40,16 @@ def _dx9_rounded(operation: Callable) -> Callable:
     return rounded
 
 
+def _fused_dx9(rounding: int = NEAREST) -> Callable:
+    """Denormals are zeros whatever the mode says (rocjitsu, measured on gfx1100 and gfx1201)."""
+    operation = fma_dx9 if rounding == NEAREST else _dx9_rounded(FMA["f32"])(rounding)
+    operation = denormal_before_packing(operation, exact_fused_sum, "f32", rounding)
+    return lambda *operands: flush(operation(*[flush(x, "f32") for x in operands]), "f32")
+
+
 vector("v_mul_dx9_zero_f32", "f32", "f32 f32", multiply_dx9, rounded=_dx9_rounded(MUL["f32"]))
-vector("v_fma_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9, rounded=_dx9_rounded(FMA["f32"]))
-vector("v_fmac_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9, reads_dst=True, rounded=_dx9_rounded(FMA["f32"]))
+vector("v_fma_dx9_zero_f32", "f32", "f32 f32 f32", _fused_dx9(), rounded=_fused_dx9)
+vector("v_fmac_dx9_zero_f32", "f32", "f32 f32 f32", _fused_dx9(), reads_dst=True, rounded=_fused_dx9)
 
 
 # -- minimum and maximum -----------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""Products and fused sums that are denormal but for their rounding, where denormal results become zero.
+
+Hardware rounds to the full precision first, whatever the exponent, and takes for a denormal what is below the normal
+numbers then (rocjitsu, measured on gfx1100 and gfx1201). Rounded as a denormal it may be the least normal number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from .mode import DOWN, NEAREST, UP
+
+_FORMATS = {"f16": (np.float16, 11), "f32": (np.float32, 24), "f64": (np.float64, 53)}
+
+
+def exact_product(a: Fraction, b: Fraction) -> Fraction:
+    """For `Op.exact`."""
+    return a * b
+
+
+def exact_fused_sum(a: Fraction, b: Fraction, c: Fraction) -> Fraction:
+    """For `Op.exact`."""
+    return a * b + c
+
+
+def _is_tiny(value: Fraction, least: Fraction, precision: int, rounding: int) -> bool:
+    size = abs(value) / least
+    if rounding == NEAREST:  # half-way between the last number below and 1, the even one is 1
+        return size < 1 - Fraction(1, 2 << precision)
+    if rounding == (UP if value > 0 else DOWN):
+        return size <= 1 - Fraction(1, 1 << precision)
+    return size < 1
+
+
+def denormal_before_packing(fn: Callable, exact: Callable, kind: str, rounding: int) -> Callable:
+    """`fn`, whose results that are the least normal number by the rounding of denormals alone are halved, so that they
+    are flushed."""
+    dtype, precision = _FORMATS[kind]
+    least = np.finfo(dtype).tiny
+
+    def function(*operands: np.ndarray) -> np.ndarray:
+        result = np.asarray(fn(*operands))
+        at = np.abs(result) == least
+        if not at.any():
+            return result
+        result = result.copy()
+        sources = [np.broadcast_to(x, result.shape)[at].tolist() for x in operands]
+        values = [exact(*map(Fraction, row)) for row in zip(*sources, strict=True)]
+        tiny = [_is_tiny(v, Fraction(float(least)), precision, rounding) for v in values]
+        result[at] = np.where(tiny, result[at] / 2, result[at])
+        return result
+
+    return function
