@@ -171,6 +171,16 @@ def test_sine_and_cosine_take_revolutions(execute, kind):
     np.testing.assert_array_equal(np.abs(machine.vector(1, dtype)[:17]), (np.arange(17) + 1) % 2)
 
 
+@pytest.mark.parametrize("denormals", range(4))
+def test_sine_of_the_largest_and_of_denormal_numbers(execute, denormals):
+    """The whole range is reduced, as seen on gfx1100 and gfx1201 (rocjitsu's records)."""
+    x = np.resize(np.array([0xFF7FFFFF, 0x80000001, 0x80000000], np.uint32), 32)
+    machine = execute(f"s_denorm_mode {12 | denormals}\nv_sin_f32 v0, v2\nv_cos_f32 v1, v2", v={2: x})
+    small = 0x80000006 if denormals == 3 else 0x80000000
+    assert machine.vector(0, np.uint32)[:3].tolist() == [0, small, 0x80000000]
+    assert (machine.vector(1, np.uint32) == 0x3F800000).all()
+
+
 def test_segments_of_two_over_pi(execute):
     x = np.array([1.0, 1e300, -(2.0**60)])
     got = [execute(f"v_trig_preop_f64 v[0:1], v[2:3], {k}", v={2: x}).vector(0, np.float64) for k in range(3)]

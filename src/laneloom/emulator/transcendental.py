@@ -2,7 +2,8 @@
 
 Where AMD's guides allow an error of an ULP or more (RDNA 3 and RDNA 4 ISA guides, VOP1), the result here is the
 correctly rounded one as far as float64 gives it. The f32 forms of exp, log, rcp, rsq and sqrt treat denormals as zeros
-whatever the mode says, as the guides state and LLVM's expansions expect. Sine and cosine take revolutions.
+whatever the mode says, as the guides state and LLVM's expansions expect. Sine and cosine take revolutions, of any size,
+and follow the mode (rocjitsu, measured on gfx1100 and gfx1201).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def half(name: str) -> Callable:
 
 
 for _name in FUNCTIONS:
-    vector(f"v_{_name}_f32", "f32", "f32", single(_name), flushes=False)
+    vector(f"v_{_name}_f32", "f32", "f32", single(_name), flushes=_name in ("sin", "cos"))
     vector(f"v_{_name}_f16", "f16", "f16", half(_name))
 vector("v_rcp_iflag_f32", "f32", "f32", single("rcp"), flushes=False)
 for _name in ("rcp", "rsq", "sqrt"):
