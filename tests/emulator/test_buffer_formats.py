@@ -195,6 +195,30 @@ def test_store_beyond_the_range(data, kind, value, code):
     np.testing.assert_array_equal(after[:, size:], image[:, size:])
 
 
+@pytest.mark.parametrize(
+    ("value", "eleven", "ten"),
+    [(1 + 3 / 128, 0x3C2, 0x1E1), (2.0**-20, 1, 0), (1.5 * 2.0**-20, 2, 1), (1e6, 0x7BF, 0x3DF), (-1.0, 0, 0),
+     (math.inf, 0x7C0, 0x3E0), (math.nan, 0x7E0, 0x3F0)],
+)  # fmt: skip
+def test_floats_of_11_and_10_bits_are_rounded(value, eleven, ten):
+    """To nearest even; X stands for the components that the store has no register for (rocjitsu)."""
+    image, registers = random_bytes(1)
+    body = f"""v_mov_b32 v8, 0x{f32(value):x}
+    tbuffer_store_format_x v8, v1, s[4:7], 0 {modifier("gfx1100", "10_11_11", "FLOAT")} offen"""
+    after, _ = run("gfx1100", body, image, registers)
+    codes = {int.from_bytes(row[:4].tobytes(), "little") for row in after}
+    assert codes == {eleven | eleven << 11 | ten << 22}
+
+
+def test_singles_that_become_halves_are_cut_off():
+    """Other numbers are rounded to nearest even (rocjitsu)."""
+    image, registers = random_bytes(1)
+    image[:, :4] = np.array([1 + 0.75 * 2.0**-10], np.float32).view(np.uint8)
+    text = f"tbuffer_load_d16_format_x v8, v1, s[4:7], 0 {modifier('gfx1100', '32', 'FLOAT')} offen"
+    _, got = run("gfx1100", text, image, registers)
+    assert (got.view(np.uint16)[:, 0] == 0x3C00).all()
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_packed_halves(gpu, count):

@@ -8,6 +8,7 @@ Instructions" and the tables of formats; LLVM AMDGPUAsmGFX9 and AMDGPUAsmGFX11, 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,8 +16,11 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from .float16 import narrow, widen
+from .mode import ZERO
+from .rounding import round_to
 from .state import U32
 
+_CUT = round_to(np.float16, ZERO)  #: float32 to float16
 _KINDS = ("UNORM", "SNORM", "USCALED", "SSCALED", "UINT", "SINT", "SNORM_OGL", "FLOAT")
 #: gfx9's data formats by number
 _GFX9 = (
@@ -61,7 +65,8 @@ class Format:
         for width in self.widths:
             code = words[..., place // 32] >> U32(place % 32)
             place += width
-            components.append(_narrowed(self._value(code & U32(_mask(width)), width), self.whole, half))
+            narrowed = _CUT if self.kind == "FLOAT" and width == 32 else narrow  # (rocjitsu)
+            components.append(_narrowed(self._value(code & U32(_mask(width)), width), self.whole, half, narrowed))
         return components
 
     def absent(self, component: int, half: bool) -> int:
@@ -121,10 +126,10 @@ def _mask(width: int) -> int:
     return (1 << width) - 1
 
 
-def _narrowed(value: np.ndarray, whole: bool, half: bool) -> np.ndarray:
+def _narrowed(value: np.ndarray, whole: bool, half: bool, narrowed: Callable) -> np.ndarray:
     if not half:
         return value
-    return value & U32(0xFFFF) if whole else narrow(value.view(np.float32)).view(np.uint16).astype(U32)
+    return value & U32(0xFFFF) if whole else narrowed(value.view(np.float32)).view(np.uint16).astype(U32)
 
 
 def _widened(value: np.ndarray, kind: str, half: bool) -> np.ndarray:
@@ -144,20 +149,22 @@ def _small_float(code: np.ndarray, width: int) -> np.ndarray:
 
 
 def _small_code(value: np.ndarray, width: int) -> np.ndarray:
-    """A float32 as such a code: to nearest even in 16 bits, cut off in 11 and 10, where negative numbers are 0."""
+    """A float32 as such a code, to nearest even; in 11 and 10 bits negative numbers are 0, and what is too large is the
+    largest number (rocjitsu).
+    """
     if width == 32:
         return value
     number = value.view(np.float32)
     if width == 16:
         return narrow(number).view(np.uint16).astype(U32)
-    drop = {11: 4, 10: 5}[width]
-    cut = (value & U32(0xFFFFFFFF << (13 + drop) & 0xFFFFFFFF)).view(np.float32)
-    scaled = np.trunc(cut * np.float32(2.0 ** (14 + 10 - drop))) / np.float32(2.0 ** (14 + 10 - drop))  # denormals
-    cut = np.where(np.abs(number) < np.float32(2.0**-14), scaled, cut)
-    largest = np.uint16(0x7BFF >> drop << drop).view(np.float16).astype(np.float32)
-    cut = np.where(np.isfinite(number), np.minimum(cut, largest), number)
-    code = narrow(np.where(number > 0, cut, np.float32(0))).view(np.uint16).astype(U32) >> U32(drop)
-    return np.where(np.isnan(number), U32(_mask(width)), code)
+    fraction = width - 5
+    infinity = 31 << fraction
+    size = np.where(np.isfinite(number) & (number > 0), number, np.float32(0)).astype(np.float64)
+    exponent = np.maximum(np.frexp(size)[1] - 1, -14)
+    code = np.rint(np.ldexp(size, fraction - exponent)).astype(np.int64) + (exponent + 14 << fraction)
+    code = np.where(size == 0, 0, np.minimum(code, infinity - 1))
+    code = np.where(np.isposinf(number), infinity, code)
+    return np.where(np.isnan(number), infinity | 1 << fraction - 1, code).astype(U32)
 
 
 @cache
