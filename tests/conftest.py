@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and tests stay for the whole run: walking them again and again takes a tenth of its processor time."""
     gc.freeze()  # with what little is garbage: to look for it takes most of a second
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(500_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
