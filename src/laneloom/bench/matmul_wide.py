@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
@@ -41,14 +41,24 @@ from ..ops.target import active_gpu
 from .matmul_tiles import read_rows, write
 from .report import fill_page, fill_pages
 from .timing import count_sets, interleave
-from .wide_products import NOT_ALIGNED, PRODUCTS, RANDOM, half_batches, half_products, problem_of, unaligned_products
+from .wide_products import (
+    NOT_ALIGNED,
+    PRODUCTS,
+    RANDOM,
+    WIDE_RANDOM,
+    half_batches,
+    half_products,
+    problem_of,
+    unaligned_products,
+)
 
 WIDE = ("fp32", "fp64")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 #: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
 LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
-MOST_ASYNC, MOST_FED = 8, 24  #: configs that FP32 and FP64 are measured with, the likely ones by the model
+MOST_ASYNC, MOST_FED = 12, 16  #: configs that FP32 and FP64 are measured with, the likely ones by the model,
+ASYNC_OF_TILE, FED_OF_TILE = 3, 2  #: and of each tile
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 TILES_OF_UNALIGNED = 4  #: likely configs of `hopper` that a product of rows anywhere is measured with
 CLUSTERS_OF_UNALIGNED = 80  #: of `hopper_cluster`, of which two of each height, way up and kind are
@@ -132,9 +142,20 @@ def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
         others = (config for config, _ in candidates(problem, gpu) if config.schedule != "hopper_async")
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
         return
-    yield from sorted(async_configs(problem, gpu), key=lambda config: async_us(problem, config, gpu))[:MOST_ASYNC]
-    fed = sorted(by_tma(problem, gpu), key=lambda pair: pair[1])[:MOST_FED]
-    yield from (config for config, time_us in fed if time_us <= SLOWEST * fed[0][1])
+    found = {plan(problem, gpu): None}
+    by_lanes = ((config, async_us(problem, config, gpu)) for config in async_configs(problem, gpu))
+    for some, most, of_tile in ((by_lanes, MOST_ASYNC, ASYNC_OF_TILE), (by_tma(problem, gpu), MOST_FED, FED_OF_TILE)):
+        found.update(dict.fromkeys(islice(_various(some, of_tile), most)))
+    yield from found
+
+
+def _various(configs: Iterable[tuple[Any, float]], most: int) -> Iterator[Any]:
+    """The shortest estimates first, no more than so many of a tile, way up and number of warps."""
+    found: Counter[tuple[int, int, bool, int]] = Counter()
+    for config, _ in sorted(configs, key=lambda pair: pair[1]):
+        found[kind := (config.block_m, config.block_n, getattr(config, "swapped", False), config.num_warps)] += 1
+        if found[kind] <= most:
+            yield config
 
 
 def _operands(dtype: str, sizes: tuple[int, int, int, int, str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,7 +303,7 @@ def main() -> None:
         every = [("bf16", sizes) for sizes in unaligned_products()]
     else:
         of = {"bf16": half_products()}
-        every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in of.get(dtype, PRODUCTS)]
+        every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in of.get(dtype, (*PRODUCTS, *WIDE_RANDOM))]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, pairs, chunksize=8):

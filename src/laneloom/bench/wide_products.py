@@ -87,12 +87,26 @@ UNALIGNED = (
 UNALIGNED_LEAST, UNALIGNED_MOST = 3e8, 2e11  #: multiplications of a random one
 MOST_ELEMENTS = 1 << 26  #: of a random product
 NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
+WIDE_LEAST, WIDE_MOST = 2e5, 8e9  #: multiplications of a random one of FP32 and FP64
 
 
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
     """One of PRODUCTS."""
     batch, m, n, k, layout = sizes
     return MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout, batch=batch)
+
+
+def random_wide(count: int = 72, seed: int = 11) -> Iterator[tuple[int, int, int, int, str]]:
+    """Products of FP32 and FP64 that nobody chose: any sides, half of them multiples of 8, a third in batches."""
+    generator = random.Random(seed)
+    while count:
+        sides = [round(2 ** generator.uniform(2, 12.5)) for _ in range(3)]
+        m, n, k = (max(8, side // 8 * 8) for side in sides) if generator.random() < 0.5 else sides
+        batch = round(2 ** generator.uniform(1, 7)) if generator.random() < 1 / 3 else 1
+        fits = WIDE_LEAST <= batch * m * n * k <= WIDE_MOST
+        if fits and batch * (m * k + k * n + m * n) <= MOST_ELEMENTS // 2:
+            count -= 1
+            yield batch, m, n, k, generator.choice(("nn", "nt", "tn", "tt"))
 
 
 def random_products(count: int = 72, seed: int = 0) -> Iterator[tuple[int, int, int, int, str]]:
@@ -196,4 +210,5 @@ RANDOM = frozenset(
     problem_of("bf16", sizes)
     for sizes in (*random_products(), *narrow_products(), *random_batches(), *random_unaligned())
 )
+WIDE_RANDOM = tuple(random_wide())
 NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

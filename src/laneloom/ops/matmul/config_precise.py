@@ -15,17 +15,19 @@ from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.242, 0.1758, 51540
-_CUT_US = 3.199  #: where tiles are cut, the last CTA is waited for
-_PART_US, _PART_KB_US = 0.4818, 0.002885  #: a part is waited for, written and read again
-_CUT_PACE = 1.157  #: what multiplying takes longer where tiles are cut
+_LAUNCH_US, _TILE_US, _STORE_KB_US = 2.486, 0.376, 0.01803
+_CUT_US = 3.176  #: where tiles are cut, the last CTA is waited for
+_PART_US = 1.311  #: a part is waited for, written and read again
+_CUT_PACE = 1.093  #: what multiplying takes longer where tiles are cut
 #: multiplications from which on the chip's power decides the clock, and what a tile reads again is power: paces then
 _POWER_LIMITED = 1 << 33
 _LONG_PACES = {(128, 112): 0.985, (128, 128): 1.0, (96, 160): 1.01, (128, 64): 1.015, (160, 96): 1.03}
 _OTHER_FACTOR = 1.15  #: times what the other tiles take else
-_NARROW_KB_US = 0.02919  #: where rows of C do not allow 16 bytes at a time
-_MEMORY_PER_US = 3.035e6  #: bytes of device memory
-_SECOND_US, _SECOND_MB_US = 1.199, 0.4195  #: a second launch that adds up parts of K
+_NARROW_KB_US = 0.02572  #: where rows of C do not allow 16 bytes at a time
+_BANDWIDTH_SHARE = 0.7817  #: of the memory's rate, what is reached
+_NARROW_WRITTEN = 3.149  #: bytes that one of such a C counts as
+_ALONE = 0.7925  #: times that a tile takes where an SM has one CTA of two
+_SECOND_US, _SECOND_MB_US = 0.7347, 0.5567  #: a second launch that adds up parts of K
 _MOST_STAGES = 6
 LEAST_SIDE = 8  #: of C
 
@@ -41,14 +43,14 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 PRECISE_TILES = {
-    (128, 128, 8): _Tile(1.036), (160, 96, 8): _Tile(1.032), (96, 160, 8): _Tile(0.9521),
-    (128, 112, 8): _Tile(0.9157, 1, 4), (64, 128, 8): _Tile(0.9429), (128, 64, 8): _Tile(0.8495),
-    (160, 64, 8): _Tile(0.9121), (64, 96, 8): _Tile(0.9809), (96, 64, 8): _Tile(0.9999),
-    (128, 48, 8): _Tile(0.9234, 1, 4), (64, 64, 8): _Tile(0.9645), (32, 128, 8): _Tile(1.06, 1, 1),
-    (128, 32, 8): _Tile(0.9865, 1, 4), (64, 32, 8): _Tile(1.259), (64, 80, 4): _Tile(0.9966, 2),
-    (80, 64, 4): _Tile(1.15, 2, 1), (64, 48, 4): _Tile(1.007, 2), (48, 64, 4): _Tile(1.13, 2, 1),
-    (32, 96, 4): _Tile(1.219, 2, 1), (96, 32, 4): _Tile(1.2, 2), (64, 32, 4): _Tile(1.139, 2),
-    (32, 64, 4): _Tile(1.179, 2, 1), (32, 32, 4): _Tile(1.43, 2, 1), (48, 32, 4): _Tile(1.163, 2, 1),
+    (128, 128, 8): _Tile(1.041), (160, 96, 8): _Tile(1.006), (96, 160, 8): _Tile(0.9187),
+    (128, 112, 8): _Tile(0.9628, 1, 4), (64, 128, 8): _Tile(0.9681), (128, 64, 8): _Tile(0.903),
+    (160, 64, 8): _Tile(0.9517), (64, 96, 8): _Tile(0.964), (96, 64, 8): _Tile(0.9422),
+    (128, 48, 8): _Tile(0.9316, 1, 4), (64, 64, 8): _Tile(1.009), (32, 128, 8): _Tile(1.043, 1, 1),
+    (128, 32, 8): _Tile(0.9958, 1, 4), (64, 32, 8): _Tile(1.464), (64, 80, 4): _Tile(1.029, 2),
+    (80, 64, 4): _Tile(1.192, 2, 1), (64, 48, 4): _Tile(1.023, 2), (48, 64, 4): _Tile(1.049, 2, 1),
+    (32, 96, 4): _Tile(1.19, 2, 1), (96, 32, 4): _Tile(1.439, 2), (64, 32, 4): _Tile(1.157, 2),
+    (32, 64, 4): _Tile(1.214, 2, 1), (32, 32, 4): _Tile(1.371, 2, 1), (48, 32, 4): _Tile(1.235, 2, 1),
 }  # fmt: skip
 
 
@@ -98,22 +100,25 @@ class PreciseConfig(SharedConfig):
         return None
 
 
-def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
+def estimate_us(problem: MatmulProblem, config: PreciseConfig, gpu: Gpu) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
-    tile, area = config.tile, config.block_m * config.block_n
-    stored_bytes = area * DTYPE_BYTES["fp64"]
+    tile, area, size = config.tile, config.block_m * config.block_n, DTYPE_BYTES["fp64"]
+    kilobytes, is_narrow = area * size / 1000, not config.stores_wide(problem)
     long = problem.m * problem.n * problem.k * problem.batches >= _POWER_LIMITED
     pace = _LONG_PACES.get((config.block_m, config.block_n), _OTHER_FACTOR * tile.pace) if long else tile.pace
     tile_us = area * config.slices(problem) * config.block_k * pace * tile.resident / _DMMA_PER_US
     tile_us *= _CUT_PACE if config.split else 1
+    if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
+        tile_us *= _ALONE
     rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
     if share:
-        time_us += _CUT_US + share * tile_us + parts * (_PART_US + _PART_KB_US * stored_bytes / 1000)
+        time_us += _CUT_US + share * tile_us + parts * _PART_US
         rounds += max(1, share)
-    narrow_us = 0 if config.stores_wide(problem) else _NARROW_KB_US * stored_bytes / 1000
-    time_us += rounds * (_TILE_US + stored_bytes / _STORED_PER_US + narrow_us)
-    time_us = (time_us**4 + (problem.bytes / _MEMORY_PER_US) ** 4) ** 0.25
+    stored_us = (_STORE_KB_US + _NARROW_KB_US * is_narrow) * kilobytes
+    time_us += (rounds - 1) * _TILE_US / tile.resident + rounds * stored_us
+    moved = problem.bytes + is_narrow * (_NARROW_WRITTEN - 1) * problem.m * problem.n * problem.batches * size
+    time_us = (time_us**4 + (moved / (_BANDWIDTH_SHARE * gpu.bandwidth_gbs * 1e3)) ** 4) ** 0.25
     if config.split_k > 1:
         time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
     return time_us

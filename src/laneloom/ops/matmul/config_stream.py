@@ -18,17 +18,19 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 1.538  #: with the first slice and the last store
-_TILE_US = 0.8759  #: between a CTA's tiles
-_STORE_KB_US = 0.05312  #: of a tile
-_NARROW_KB_US = 0.03872  #: where rows of C do not allow 16 bytes at a time
-_PART_US = 0.9887  #: a part is waited for
-_PART_KB_US = 0.02839  #: and written and read again
-_MEMORY_PER_US = 4.376e6  #: bytes of device memory
-_SECOND_US, _SECOND_MB_US = 1.171, 0.284  #: a second launch that adds up parts of K
-_ALONE = 0.7376  #: times that a tile takes where an SM has one CTA of two
+_LAUNCH_US = 2.448  #: with the first slice and the last store
+_TILE_US = 0.673  #: between a CTA's tiles
+_STORE_KB_US = 0.04492  #: of a tile
+_NARROW_KB_US = 0.01006  #: where rows of C do not allow 16 bytes at a time
+_CUT_US, _CUT_PACE = 2.158, 1.02  #: where tiles are cut: for the last CTA, and times what multiplying takes
+_PART_US = 0.2491  #: a part is waited for
+_PART_KB_US = 0.03244  #: and written and read again
+_BANDWIDTH_SHARE = 0.8016  #: of the memory's rate, what is reached
+_NARROW_WRITTEN = 1.786  #: bytes that one of such a C counts as
+_SECOND_US, _SECOND_MB_US = 0.4679, 0.461  #: a second launch that adds up parts of K
+_ALONE = 0.6669  #: times that a tile takes where an SM has one CTA of two
 #: multiplications of an SM that an element costs, by `Feed`
-_COSTS = (0.0, 25.09, 18.35, 12.39, 4.0)
+_COSTS = (0.0, 11.05, 14.09, 10.68, 3.919)
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 _READ_K, _READ_SUMS = 16, 32  #: steps of a slice, and most sums of a lane, whose A is read along K
@@ -61,13 +63,13 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256, 8): _Tile(14, 0.9862, 1), (128, 128, 8): _Tile(24, 0.9188, 1), (96, 128, 4): _Tile(16, 1.116, 2, 1),
-    (64, 128, 4): _Tile(16, 0.9319, 2, 1), (128, 64, 4): _Tile(16, 1), (64, 192, 4): _Tile(16, 1.011, 2, 1),
-    (192, 64, 4): _Tile(16, 1.016), (128, 64, 8): _Tile(24, 1.175, 1), (64, 128, 8): _Tile(24, 1.128, 1),
-    (64, 64, 4): _Tile(16, 1.071), (64, 64, 8): _Tile(24, 1.464, 1), (32, 128, 8): _Tile(24, 1.339, 1, 1),
-    (128, 32, 8): _Tile(24, 1.335, 1, 4), (32, 128, 4): _Tile(16, 1.137, 2, 1), (128, 32, 4): _Tile(16, 1.218),
-    (32, 192, 4): _Tile(16, 1.164, 2, 1), (192, 32, 4): _Tile(16, 1.273), (64, 32, 4): _Tile(16, 1.567),
-    (32, 64, 4): _Tile(16, 1.377, 2, 1),
+    (128, 256, 8): _Tile(14, 0.9566, 1), (128, 128, 8): _Tile(24, 0.945, 1), (96, 128, 4): _Tile(16, 0.9974, 2, 1),
+    (64, 128, 4): _Tile(16, 0.9852, 2, 1), (128, 64, 4): _Tile(16, 0.979), (64, 192, 4): _Tile(16, 0.9774, 2, 1),
+    (192, 64, 4): _Tile(16, 1.003), (128, 64, 8): _Tile(24, 1.151, 1), (64, 128, 8): _Tile(24, 1.127, 1),
+    (64, 64, 4): _Tile(16, 1.117), (64, 64, 8): _Tile(24, 1.278, 1), (32, 128, 8): _Tile(24, 1.255, 1, 1),
+    (128, 32, 8): _Tile(24, 1.281, 1, 4), (32, 128, 4): _Tile(16, 1.13, 2, 1), (128, 32, 4): _Tile(16, 1.142),
+    (32, 192, 4): _Tile(16, 1.095, 2, 1), (192, 32, 4): _Tile(16, 1.185), (64, 32, 4): _Tile(16, 1.22),
+    (32, 64, 4): _Tile(16, 1.255, 2, 1),
 }  # fmt: skip
 
 
@@ -160,23 +162,25 @@ class StreamConfig(SharedConfig):
         return None
 
 
-def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
+def estimate_us(problem: MatmulProblem, config: StreamConfig, gpu: Gpu) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
-    tile, area = config.tile, config.block_m * config.block_n
-    kilobytes = area * DTYPE_BYTES["fp32"] / 1000
+    tile, area, size = config.tile, config.block_m * config.block_n, DTYPE_BYTES["fp32"]
+    kilobytes, is_narrow = area * size / 1000, not config.stores_wide(problem)
     slices = config.slices(problem)
     lanes = config.block_m * _COSTS[config.feed(problem, "a")] + config.block_n * _COSTS[config.feed(problem, "b")]
     tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
+    tile_us *= _CUT_PACE if config.split else 1
     if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
         tile_us *= _ALONE
     rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
     if share:
-        time_us += share * tile_us + parts * (_PART_US + _PART_KB_US * kilobytes)
+        time_us += _CUT_US + share * tile_us + parts * (_PART_US + _PART_KB_US * kilobytes)
         rounds += max(1, share)
-    stored_us = (_STORE_KB_US + (0 if config.stores_wide(problem) else _NARROW_KB_US)) * kilobytes
+    stored_us = (_STORE_KB_US + _NARROW_KB_US * is_narrow) * kilobytes
     time_us += (rounds - 1) * _TILE_US / tile.resident + rounds * stored_us
-    time_us = (time_us**4 + (problem.bytes / _MEMORY_PER_US) ** 4) ** 0.25
+    moved = problem.bytes + is_narrow * (_NARROW_WRITTEN - 1) * problem.m * problem.n * problem.batches * size
+    time_us = (time_us**4 + (moved / (_BANDWIDTH_SHARE * gpu.bandwidth_gbs * 1e3)) ** 4) ** 0.25
     if config.split_k > 1:
         time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
     return time_us

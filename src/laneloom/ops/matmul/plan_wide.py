@@ -15,10 +15,10 @@ from . import config_precise, config_stream
 from .config import MatmulConfig
 from .config_async import TILES, AsyncConfig
 from .config_precise import PreciseConfig, precise_configs
-from .config_row import CLUSTERS
+from .config_row import CLUSTERS, stream_row
 from .config_shares import added_up
 from .config_stream import StreamConfig, stream_configs
-from .model_hopper import SECTOR_BYTES, ceil_div
+from .model_hopper import SECTOR_BYTES, ceil_div, clusters_at_once
 from .problem import DTYPE_BYTES, MatmulProblem
 
 LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried
@@ -37,34 +37,36 @@ class _Model:
     fma_per_us: float  #: of an SM with enough CTAs
     piece: float  #: one asynchronous copy
     bytes_per_us: float  #: from the L2 to one SM
-    memory_per_us: float  #: bytes of device memory
-    slice: float  #: of one CTA, beside its multiplications
-    begin: float  #: a CTA's first slice and its last store
+    bandwidth_share: float  #: of the memory's rate, what is reached
+    cta: float  #: one CTA of an SM, beside its work
     exchange: float  #: of sums in a cluster
+    exchange_peer: float  #: for each of its CTAs
     exchange_kb: float
     second: float  #: a second launch that sums parts of K
     second_mb: float  #: of all parts
     alone: float  #: times that a CTA takes without others on its SM for what it multiplies
     store_kb: float  #: of a CTA's sums
+    written: float  #: bytes that one byte of C counts as
     pace: dict[tuple[int, int], float]  #: of each tile's multiplications
 
 
 _MODELS = {
     "fp32": _Model(
-        1.075, 148000, 0.000294, 54290, 3.283e6, 0.02156, 0.651, 2.922, 0.2817, 0.9611, 0.2256, 1.02, 0.0,
-        {(32, 32): 0.989, (64, 1): 0.0896, (64, 4): 2.26, (64, 8): 1.13, (64, 16): 1.28, (64, 32): 0.832,
-         (64, 64): 0.876, (128, 1): 0.0272, (128, 4): 0.0387, (128, 8): 0.726, (128, 16): 0.796,
-         (128, 32): 0.832, (128, 64): 0.825},
+        0.8757, 148000, 4.3e-05, 5.011e+04, 0.8391, 0.33, 0.5925, 0.05188, 0.06748, 1.255, 0.2365, 0.8378, 0.03063, 1.175,
+        {(128, 64): 0.8936, (128, 32): 1.01, (128, 16): 1.274, (128, 8): 1.823, (128, 4): 2.83,
+         (128, 1): 0, (64, 64): 0.979, (64, 32): 1.115, (64, 16): 1.539, (64, 8): 2.029, (64, 4): 0.5161,
+         (64, 1): 1.7e-05, (32, 32): 1.276},
     ),
     "fp64": _Model(
-        0.7918, 367200, 0.0002338, 68120, 3.324e6, 0.04835, 0.08055, 1.494, 0.1411, 0.8108, 0.2578, 0.9127, 0.04743,
-        {(32, 32): 1.89, (64, 8): 1.38, (64, 16): 0.567, (64, 32): 0.735, (64, 64): 1.07,
-         (128, 8): 0.129, (128, 64): 0.872},
+        1.015, 367200, 9.3e-05, 220000, 0.8242, 0.04217, 0.5966, 0.04833, 0, 1.667, 0.1252, 1.209, 0.02848, 1.607,
+        {(128, 64): 1.391, (64, 64): 1.401, (64, 32): 1.587, (32, 32): 1.853, (64, 16): 1.933,
+         (64, 8): 2.55, (128, 8): 3.485},
     ),
 }  # fmt: skip
+ROW_REASON = "one row or column: the other operand, whose lines lie across K, streams once, multiplied by FMA"
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
 #: a launch that copies operands, in us, and bytes that it reads and writes in one, within the L2 and beyond
-_COPIES = {"fp32": (3.635, 3.212e6, 1.781e6), "fp64": (3.632, 4.243e6, 4.243e6)}
+_COPIES = {"fp32": (2.132, 4.577e6, 3.431e6), "fp64": (1.132, 4.316e6, 4.276e6)}
 _COPIED_IN_L2 = 40_000_000  #: bytes
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
 
@@ -138,14 +140,19 @@ def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
 
     def together(ctas: int) -> float:
         """So many CTAs of one SM at once."""
-        alone = multiplying * model.alone + slices * model.slice + model.begin
-        return ((ctas * max(multiplying, loading)) ** 3 + alone**3) ** (1 / 3)
+        return ((ctas * max(multiplying, loading)) ** 3 + (multiplying * model.alone) ** 3) ** (1 / 3)
 
-    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), config.resident)
-    body = rounds * together(config.resident) + (together(rest) if rest else 0)
-    time_us = model.launch + (body**4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
+    places = config.cluster_k * int(clusters_at_once(config.cluster_k, gpu))
+    of_sm = ceil_div(config.ctas(problem), places)
+    rounds, rest = divmod(of_sm, config.resident)
+    body = rounds * together(config.resident) + (together(rest) if rest else 0) + model.cta * of_sm
+    written = problem.m * problem.n * problem.batches * size
+    moved = problem.bytes + (model.written - 1) * written
+    memory_us = moved / (model.bandwidth_share * gpu.bandwidth_gbs * 1e3)
+    time_us = model.launch + (body**4 + memory_us**4) ** 0.25
     if config.cluster_k > 1:
-        time_us += model.exchange + model.exchange_kb * tile[0] * tile[1] * size / 1000
+        time_us += model.exchange + model.exchange_peer * config.cluster_k
+        time_us += model.exchange_kb * tile[0] * tile[1] * size / 1000
     if config.split_k > 1:
         time_us += model.second + model.second_mb * added_up(config.split_k) * problem.m * problem.n * size / 1e6
     return time_us
@@ -169,23 +176,23 @@ def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | Pr
     """What TMA feeds, with estimates."""
     if problem.dtype_a == "fp32":
         for streamed in stream_configs(problem, gpu):
-            yield streamed, streamed_us(problem, streamed)
+            yield streamed, streamed_us(problem, streamed, gpu)
         return
     for config in precise_configs(problem, gpu):
-        yield config, precise_us(problem, config)
+        yield config, precise_us(problem, config, gpu)
 
 
-def precise_us(problem: MatmulProblem, config: PreciseConfig) -> float:
+def precise_us(problem: MatmulProblem, config: PreciseConfig, gpu: Gpu) -> float:
     """The model's time of `hopper_precise`, with its copies."""
     each = problem.one_product() if config.one_by_one(problem) else problem
-    time_us = config_precise.estimate_us(each, config) * (problem.batches // each.batches)
+    time_us = config_precise.estimate_us(each, config, gpu) * (problem.batches // each.batches)
     return time_us + _copies_us(problem, config)
 
 
-def streamed_us(problem: MatmulProblem, config: StreamConfig) -> float:
+def streamed_us(problem: MatmulProblem, config: StreamConfig, gpu: Gpu) -> float:
     """The model's time of `hopper_stream`, with its copies."""
     each = problem.one_product() if config.one_by_one(problem) else problem
-    time_us = config_stream.estimate_us(each, config) * (problem.batches // each.batches)
+    time_us = config_stream.estimate_us(each, config, gpu) * (problem.batches // each.batches)
     time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN * config.split_k else 1
     return time_us + _copies_us(problem, config)
 
@@ -194,6 +201,8 @@ def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfi
     """Configs of FP32 and FP64 in full precision, the shortest estimate first, with the reason."""
     if problem.m * problem.n * problem.k <= _TINY:
         return
+    if (row := stream_row(problem, gpu)) is not None:
+        yield row, ROW_REASON
     found: list[tuple[float, MatmulConfig, str]] = [
         (async_us(problem, config, gpu), config, "operands where they lie, by asynchronous copies")
         for config in async_configs(problem, gpu)
