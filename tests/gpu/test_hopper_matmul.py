@@ -12,6 +12,7 @@ from judged_products import DTYPES, GPU, run_twice  # noqa: E402
 
 from laneloom.errors import InvalidConfigError  # noqa: E402
 from laneloom.ops.matmul.api import explain, matmul  # noqa: E402
+from laneloom.ops.matmul.config import plan  # noqa: E402
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig  # noqa: E402
 from laneloom.ops.matmul.config_row import RowConfig  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
@@ -129,6 +130,31 @@ ROWS = {
 def test_one_row_streams(name, dtype, dtype_out):
     n, k, config = ROWS[name]
     check((1, n, k), "nn", dtype, config, dtype_out)
+
+
+WIDE_ROWS = {
+    "whole turns": (4096, 4096, RowConfig(block_n=16, num_warps=16, ahead=256)),
+    "columns moved back, a ragged unit": (1036, 1031, RowConfig(block_n=32, num_warps=16, cluster_k=2, ahead=256)),
+    "two units in flight": (264, 4100, RowConfig(block_n=64, num_warps=8, stages=2, cluster_k=8, ahead=64)),
+    "parts without a unit": (64, 37, RowConfig(block_n=32, num_warps=8, cluster_k=8)),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", WIDE_ROWS)
+def test_one_row_or_column_streams_in_full_precision(name, dtype, swapped):
+    n, k, config = WIDE_ROWS[name]
+    check((n, 1, k) if swapped else (1, n, k), "tn" if swapped else "nn", dtype, config.with_knobs(swapped=swapped))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp64"])
+@pytest.mark.parametrize("sizes", [(4096, 1, 4096), (3000, 1, 5000), (1, 1000, 300), (1, 136, 2049)])
+def test_one_row_or_column_by_the_plan(sizes, dtype):
+    layout = "tn" if sizes[1] == 1 else "nn"
+    config = plan(MatmulProblem.contiguous(*sizes, dtype=dtype, layout=layout), GPU)
+    assert (config.schedule == "hopper_row") == (sizes[1] == 1 or dtype != "bf16")
+    check(sizes, layout, dtype, config)
 
 
 @pytest.mark.parametrize("where", [0, -1])

@@ -68,7 +68,9 @@ def judge(out, a, b):
 
 
 @pytest.mark.parametrize("fed", ["in place", "lanes", "mixed"])
-@pytest.mark.parametrize("sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203), (64, 64, 4)])
+@pytest.mark.parametrize(
+    "sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203), (260, 514, 70), (64, 64, 4)]
+)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_every_tile_whole_and_cut(layout, sizes, fed):
     m, n, k = sizes

@@ -1,13 +1,13 @@
 """Measure many configs of `hopper_async` on one Hopper GPU: what `plan_wide.py` and `plan_half.py` were fitted to.
 
-`python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --jobs 16` writes one row a config: of every
+`python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
 product of `wide_products` the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
 measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`.
-`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
-fp64` writes what the plan takes into the pages; `--dtypes bf16` does of results/h200/tiles_wide.csv and the others.
+`--render results/h200/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
+fp64` writes what the plan takes into the pages; `--dtypes bf16` does so for 16 bits, and for the other files.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def summarise(taken: Sequence[tuple[Row, list[Row]]]) -> str:
 
 
 def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: what the plan takes of each product, both types in a line."""
+    """Markdown: what the plan takes of each product, both types in a line, and of random ones."""
     of_type = " us | x torch | what ran |"
     lines = [f"| batch | M x N x K | layout | FP32,{of_type} FP64,{of_type}", "|---" * 9 + "|"]
     by_type = {dtype: {row.problem_key: row for row, _ in taken if row.dtype == dtype} for dtype in WIDE}
@@ -238,7 +238,18 @@ def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
             row = by_type[dtype].get((batch, m, n, k, layout))
             cells += ["", "", ""] if row is None else [f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}", _words(row)]
         lines.append("| " + " | ".join(cells) + " |")
+    for dtype, rows in by_type.items():
+        ratios = [(row.torch_us / row.us, key) for key, row in rows.items() if key in WIDE_RANDOM]
+        lines += ["", f"{dtype.upper()}. {_of_random(ratios)}"]
     return "\n".join(lines)
+
+
+def _of_random(ratios: Sequence[tuple[float, tuple[int, int, int, int, str]]]) -> str:
+    """The mean of random products, and which are slow."""
+    below = ", ".join(
+        f"{' x '.join(map(str, key[:4]))} {ratio:.2f}" for ratio, key in sorted(ratios) if ratio < SLOW) or "none"
+    mean = geometric_mean([ratio for ratio, _ in ratios])
+    return f"Of {len(ratios)} random products: {mean:.3f} x torch.matmul on average; under {SLOW}: {below}."
 
 
 def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
@@ -249,10 +260,7 @@ def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
         cells = [str(row.batch), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
         cells += [f"{row.torch_us / row.us:.2f}", _words(row)]
         lines.append("| " + " | ".join(cells) + " |")
-    ratios = [(row.torch_us / row.us, row.problem_key) for row in rows if row.problem in RANDOM]
-    below = ", ".join(f"{' x '.join(map(str, key[:4]))} {ratio:.2f}" for ratio, key in ratios if ratio < SLOW) or "none"
-    mean = geometric_mean([ratio for ratio, _ in ratios])
-    lines += ["", f"Of {len(ratios)} random products: {mean:.3f} x torch.matmul on average; under {SLOW}: {below}."]
+    lines += ["", _of_random([(row.torch_us / row.us, row.problem_key) for row in rows if row.problem in RANDOM])]
     return "\n".join(lines)
 
 
