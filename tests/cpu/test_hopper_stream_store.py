@@ -1,7 +1,7 @@
 """What hopper_stream.cu stores of a warp's sums, as a C++ program: the kernel's own text, lane beside lane.
 
-Every element of C that the warp has and nothing else is written once, for every shape of a warp's tile, whatever rows of
-C are aligned to. `hopper_stream.cu` reads an A that lies along K in another order, which is a case of its own.
+Every element of C that the warp has and nothing else is written once, for every shape of a warp's tile, whatever rows
+of C are aligned to. `hopper_stream.cu` reads an A that lies along K in another order, which is a case of its own.
 """
 
 from __future__ import annotations
