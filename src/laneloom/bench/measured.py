@@ -1,8 +1,9 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
-Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of
-models (bench/attention_models.py), products in groups and calls on layers of models (bench/calls.py) that no record has
-come from any GPU like it, and say so. Run it after measuring, and commit the table with the records.
+Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. What no record has
+comes from any GPU like it, and says so: attentions of models (bench/attention_models.py), products in groups, calls on
+layers of models (bench/calls.py), layers (bench/matmul_layers.py), products and batches of other shapes
+(bench/matmul_wide.py). Run it after measuring, and commit the table with the records.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION
 from .attention_models import read as read_models
 from .calls import read as read_calls
+from .matmul_layers import read as read_layers
+from .matmul_wide import planned
 from .records import Record, load
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
@@ -131,8 +134,28 @@ def call_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
         yield {**of_call, "torch_us": row.torch_us, "ratio": round(row.ratio, 4), "source": source}
 
 
+def product_row(row: Any, batch: int, torch_us: float, source: str) -> dict[str, Any]:
+    """The table's row of a product that was measured on `source`."""
+    sizes = [batch, row.m, row.n, row.k]
+    of_product = {"op": "matmul", "kind": f"{row.dtype} {row.layout}", "sizes": sizes}
+    return {**of_product, "torch_us": round(torch_us, 3), "ratio": round(torch_us / row.us, 4), "source": source}
+
+
+def layer_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """Rows of linear layers of models, measured on `source`."""
+    yield from (product_row(row, 1, row.us * row.ratio, source) for row in read_layers(path))
+
+
+def config_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """Of products that many configs were measured of on `source`, rows of what the plan takes."""
+    yield from (product_row(row, row.batch, row.torch_us, source) for row, _ in planned(path))
+
+
 #: what else of a GPU's folder, or of one like it, has measurements, and how they are read
-OTHER_FILES = {"attention_models.csv": model_rows, GROUPS_FILE: group_rows, "calls.csv": call_rows}
+OTHER_FILES = {
+    "attention_models.csv": model_rows, GROUPS_FILE: group_rows, "calls.csv": call_rows, "layers.csv": layer_rows,
+    "tiles_wide.csv": config_rows, "tiles_batches.csv": config_rows, "tiles_unaligned.csv": config_rows,
+}  # fmt: skip
 
 
 def write(results: Path, tables: Path = TABLES) -> list[Path]:

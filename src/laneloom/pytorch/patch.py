@@ -24,7 +24,16 @@ from triton.runtime import driver
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
 from .routes import MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
-from .routing import Decision, Request, attention_request, decide, grouped_request, product_request, scaled_request
+from .routing import (
+    Decision,
+    Request,
+    allows_tf32,
+    attention_request,
+    decide,
+    grouped_request,
+    product_request,
+    scaled_request,
+)
 
 Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 
@@ -141,7 +150,7 @@ class Patched(TorchFunctionMode):
         """Whether an eager call goes to laneloom."""
         if self is not innermost():  # an inner context has decided
             return False
-        about = (_driver(), torch.is_grad_enabled(), _autocast(), forward_ad._current_level)
+        about = (_driver(), torch.is_grad_enabled(), _autocast(), forward_ad._current_level, _tf32(x))
         key = (function, options, about, _identity(x), _identity(y), _identity(z))
         try:
             known = self._decisions.get(key)
@@ -174,7 +183,10 @@ class Patched(TorchFunctionMode):
         if self is not innermost() or not isinstance(args[0], torch.Tensor):
             return None
         key = key_of(args)
-        return None if key is None else self._met.get((func, key)) or self._meet(func, (func, key), args)
+        if key is None:
+            return None
+        key = func, key, _tf32(args[0])
+        return self._met.get(key) or self._meet(func, key, args)
 
     def _meet(self, func: Any, key: tuple[Any, ...], args: Any) -> tuple[Decided, Callable[..., Any]] | None:
         function, names = PRODUCTS[func]
@@ -227,6 +239,11 @@ def _driver() -> Any:
         return driver.active
     except RuntimeError:
         return None
+
+
+def _tf32(x: Any) -> bool:
+    """Whether torch may multiply x in TF32: what else decides where FP32 goes."""
+    return isinstance(x, torch.Tensor) and x.dtype is torch.float32 and allows_tf32()
 
 
 def _autocast() -> Any:

@@ -70,6 +70,11 @@ def dtype_in_force(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if lowered and torch.is_autocast_enabled(kind) else x.dtype
 
 
+def allows_tf32() -> bool:
+    """Whether torch's FP32 products may run in TF32, by whichever of its settings."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def why_kept(tensors: tuple[Any, ...], *, eight_bits: bool = False) -> str | None:
     """Why torch keeps a call with these tensors, or None. Says nothing about sizes and GPUs. eight_bits: of 8-bit
     floats, in every pairing, in place of halves and wider ones, all alike."""
@@ -298,7 +303,11 @@ def decide(request: Request, device_type: str, *, always: bool, captured: bool =
         _check_planned(request, gpu)
     except LaneloomError as error:
         return Decision(False, str(error))
-    return Decision(True, "always") if always else weigh(request, gpu, captured=captured)
+    if always:
+        return Decision(True, "always")
+    if request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32():
+        return Decision(False, "torch may multiply fp32 in TF32, which was not measured against")
+    return weigh(request, gpu, captured=captured)
 
 
 def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
