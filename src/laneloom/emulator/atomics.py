@@ -17,7 +17,7 @@ from ..isa.registers import results
 from .alu import Builder, Step, Target
 from .buffer_access import Buffer
 from .flat_access import FlatAddress
-from .floating import MAX_NUM, MIN_NUM
+from .floating import MAX_IEEE, MAX_NUM, MIN_IEEE, MIN_NUM
 from .global_access import global_addresses
 from .lds_access import addresses
 from .mode import flush
@@ -51,46 +51,57 @@ def _packed_sum(m, d):
     return m + d
 
 
-def _packed(kind: str) -> Combine:
-    if kind == "f16":
-        return lambda m, d: _packed_sum(m.view(np.float16), d.view(np.float16)).view(m.dtype)
+def _bf16_sum(m, d):
+    def widen(x):
+        return (x.astype(U32) << U32(16)).view(np.float32)
 
-    def add_bf16(m, d):
-        def widen(x):
-            return (x.view(np.uint16).astype(U32) << U32(16)).view(np.float32)
-
-        total = (widen(m) + widen(d)).view(U32)
-        rounded = (total + U32(0x7FFF) + ((total >> U32(16)) & U32(1))) >> U32(16)
-        return rounded.astype(np.uint16).view(m.dtype)
-
-    return add_bf16
+    total = (widen(m) + widen(d)).view(U32)
+    return ((total + U32(0x7FFF) + ((total >> U32(16)) & U32(1))) >> U32(16)).astype(np.uint16)
 
 
-def _flushing_add(m, d):
-    """The sum of float32 where memory takes denormals for zeros, whatever the mode says."""
-    return flush(flush(m, "f32") + flush(d, "f32"), "f32")
+def _flush_bf16(x: np.ndarray) -> np.ndarray:
+    return np.where(x & np.uint16(0x7F80), x, x & np.uint16(0x8000))
 
 
-#: whose memory adds float32 so (LLVM, FeatureMemoryAtomicFAddF32DenormalSupport, which later ones have)
-_FLUSHING = ("gfx908", "gfx90a")
+def _packed(kind: str, of_halves: Callable = lambda combine: combine) -> Combine:
+    """Two sums in one register, each as `of_halves` makes it of a plain one."""
+    combine, dtype = of_halves(_packed_sum if kind == "f16" else _bf16_sum), np.float16 if kind == "f16" else np.uint16
+    return lambda m, d: combine(m.view(dtype), d.view(dtype)).view(m.dtype)
+
+
+def _add_flushed(m, d):
+    """The sum of float32 in memory before gfx12: denormal operands are zeros, whatever the mode says (ISA guides)."""
+    return flush(m, "f32") + flush(d, "f32")
+
+
+def _sums_are_plain(combine: Combine, *values: np.ndarray) -> bool:
+    """Whether sums may be taken in one call: of what lies so far above the denormals that no sum of it is one."""
+    return combine is np.add or (
+        combine is _add_flushed and not any(((np.abs(x) < 2.0**-102) & (x != 0)).any() for x in values)
+    )
 
 
 def _in_mode(combine: Combine, kind: str, target: Target) -> Combine:
-    """How LDS combines floats where MODE takes denormals for zeros (LLVM, rocjitsu): as operands, and as sums.
+    """How floats are combined where MODE takes denormals for zeros (ISA guides; gfx12's minima by rocjitsu).
 
-    Minima and maxima before gfx12 compare so and leave the number that they choose as it is.
+    Sums take them so as operands and as sums. The others compare so: minima and maxima before gfx12 leave the number
+    that they choose as it is, and a compare-and-swap flushes what it leaves.
     """
-    mode = target.mode
-    if not (mode.flushes_inputs(kind) or mode.flushes_results(kind)):
+    mode, sums = target.mode, combine in (np.add, _packed_sum, _bf16_sum)
+    of_mode = "f16" if kind == "bf16" else kind
+    inputs, results = mode.flushes_inputs(of_mode), sums and mode.flushes_results(of_mode)
+    if not (inputs or results):
         return combine
-    reads = partial(flush, kind=kind) if mode.flushes_inputs(kind) else lambda x: x
+
+    def flushed(x: np.ndarray) -> np.ndarray:
+        return _flush_bf16(x) if kind == "bf16" else flush(x, kind)
 
     def result(*operands):
-        values = [reads(x) for x in operands]
+        values = [flushed(x) if inputs else x for x in operands]
         total = np.asarray(combine(*values))
-        if combine is np.add or kind == "f16":
-            return flush(total, kind) if mode.flushes_results(kind) else total
-        if target.gpu.major >= 12:
+        if sums:
+            return flushed(total) if results else total
+        if target.gpu.major >= 12 or len(operands) == 3:
             return total
         bits = f"u{total.dtype.itemsize}"
         m, d = (np.asarray(x).view(bits) for x in values[:2])
@@ -107,7 +118,8 @@ OPERATIONS: dict[str, tuple[Combine, str]] = {
     "csub": (_sub_clamp, "u"), "sub_clamp": (_sub_clamp, "u"), "cond_sub": (_cond_sub, "u"),
     "and": (np.bitwise_and, "u"), "or": (np.bitwise_or, "u"), "xor": (np.bitwise_xor, "u"),
     "inc": (_wrap_inc, "u"), "dec": (_wrap_dec, "u"),
-    "min": (np.minimum, ""), "max": (np.maximum, ""), "min_num": (MIN_NUM, ""), "max_num": (MAX_NUM, ""),
+    "min": (np.minimum, ""), "max": (np.maximum, ""),
+    "min_num": (lambda m, d: MIN_NUM(d, m), ""), "max_num": (lambda m, d: MAX_NUM(d, m), ""),  # of two NaN the operand
     "mskor": (lambda m, d, set_bits: m & ~d | set_bits, "u"),
     "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
     "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
@@ -120,8 +132,8 @@ _LDS = re.compile(r"ds_(?!load|store_b|store_2)(\w+?)(_rtn)?_([uibf])(32|64)$|ds
 
 def operation_of(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | None:
     """How an atomic combines memory and data, and their type."""
-    if letter == "f" and name in ("min", "max"):
-        return (MIN_NUM if name == "min" else MAX_NUM), np.dtype(f"f{bits // 8}")
+    if letter == "f" and name in ("min", "max"):  # a signalling NaN wins, whatever the mode says (ISA guides)
+        return (MIN_IEEE if name == "min" else MAX_IEEE), np.dtype(f"f{bits // 8}")
     if letter == "f" and name in ("cmpswap", "cmpstore"):  # compared as floats: -0 equals +0, NaN nothing
         return OPERATIONS[name][0], np.dtype(f"f{bits // 8}")
     entry = OPERATIONS.get(name)
@@ -193,7 +205,7 @@ def _take_effect(
         else:
             g.undefined_lds.combine(g, at, dtype.itemsize, active)
     values = tuple(_data(g, n, dtype, active) for n in data)
-    if destination is None and combine is np.add and len(values) == 1:
+    if destination is None and _sums_are_plain(combine, *values, items[index]):
         # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
         places, lane_of = np.unique(index, return_inverse=True)
         sums = items[places]
@@ -242,6 +254,13 @@ def _flat_step(operation, data: list[int], destination: int | None, where: FlatA
     return step
 
 
+def _in_memory(name: str, kind: str, combine: Combine, target: Target) -> Combine:
+    """How memory before gfx12 takes denormals (ISA guides): sums of float32, and by MODE what RDNA 3 compares."""
+    if name == "add":
+        return _add_flushed if kind == "f32" else combine
+    return _in_mode(combine, kind, target) if target.gpu.major == 11 else combine
+
+
 def _build_memory(ins: Instruction, target: Target) -> Step:
     match = _NAME.match(ins.name)
     assert match
@@ -252,8 +271,8 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         found = operation_of(match[2], match[3], int(match[4]))
         assert found
         operation = found
-        if target.gpu.name in _FLUSHING and match[2] == "add" and match[3] == "f" and match[4] == "32":
-            operation = (_flushing_add, found[1])
+        if match[3] == "f" and target.gpu.major < 12:
+            operation = (_in_memory(match[2], f"f{match[4]}", found[0], target), found[1])
     dtype = operation[1]
     operands = list(ins.operands)
     if prefix == "buffer":
@@ -286,15 +305,14 @@ def _build_lds(ins: Instruction, target: Target) -> Step:
     match = _LDS.match(ins.name)
     assert match
     if match[6]:
-        operation, returns = (_packed(match[6]), np.dtype(np.uint32)), bool(match[5])
+        halves = partial(_in_mode, kind=match[6], target=target)
+        operation, returns = (_packed(match[6], halves), np.dtype(np.uint32)), bool(match[5])
     else:
         found = operation_of(match[1], match[3], int(match[4]))
         assert found
         operation, returns = found, bool(match[2])
-    if match[6] == "f16":
-        halves = _in_mode(_packed_sum, "f16", target)
-        operation = (lambda m, d: halves(m.view(np.float16), d.view(np.float16)).view(m.dtype)), operation[1]
-    elif operation[1].kind == "f":
+    # Sums of float64 keep denormals (ISA guides).
+    if operation[1].kind == "f" and (match[1], match[4]) != ("add", "64"):
         operation = _in_mode(operation[0], f"f{match[4]}", target), operation[1]
     dtype, offset = operation[1], ins.number("offset")
     operands = list(ins.operands)
