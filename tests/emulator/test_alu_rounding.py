@@ -98,16 +98,12 @@ def test_powers_of_two_and_fractions(execute, exact, rounding, kind, dtype):
     assert not machine.vector(8, bits)[60:].any(), "whole numbers leave +0"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "text"), [("gfx1151", "v_div_fmas_f32 v4, v0, v1, v2"), ("gfx90a", "v_mad_f32 v4, v0, v1, v2")]
-)
-def test_what_rounds_to_nearest_alone(execute, gpu, text):
+def test_what_rounds_to_nearest_alone(cdna3):
     a = RNG.standard_normal(64).astype(np.float32)
-    code = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), {{}}\n{text}"
-    lanes = 64 if gpu == "gfx90a" else 32
-    execute(code.format(0), gpu=gpu, lanes=lanes, v={0: a, 1: a, 2: a})
+    code = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), {}\nv_mad_f32 v4, v0, v1, v2"
+    cdna3(code.format(0), "gfx90a", v={0: a, 1: a, 2: a})
     with pytest.raises(UnknownInstructionError, match="rounding to nearest only"):
-        execute(code.format(5), gpu=gpu, lanes=lanes, v={0: a, 1: a, 2: a})
+        cdna3(code.format(5), "gfx90a", v={0: a, 1: a, 2: a})
 
 
 def test_what_overflows_float16_stops_at_the_largest_number_where_the_mode_says_so(execute):

@@ -52,6 +52,8 @@ class Op:
     reads_dst: bool = False  #: the destination is also the last source (v_fmac)
     implicit_vcc: bool = False  #: the last source is VCC though the text does not say so (v_div_fmas)
     flushes: bool = True  #: float operands and results follow the denormal mode
+    kept: tuple[int, ...] = ()  #: sources whose denormals stay whatever the mode says
+    of_mode: Callable[[Mode], Callable] | None = None  #: `fn` of each mode, which follows all of it but in its operands
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
     halves: str = ""  #: the type of the two halves of the result, which clamp and omod change
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
@@ -130,7 +132,7 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     if op.reads_dst:
         select = [*select[: len(op.src) - 1], int(destination_high)]
     source = lane_source(ins, target.lanes)
-    readers = vector_readers(ins, texts, op.src, target, select, source, op.flushes)
+    readers = vector_readers(ins, texts, op.src, target, select, source, op.flushes, op.kept)
     compute = _with_output_modifiers(op, ins, target, _compute(_function(op, ins, target), readers))
     if op.dst in ("mask", "exec"):
         step = mask_step(destination.index, compute, source)
@@ -175,6 +177,7 @@ def vector_readers(
     select: Sequence[int],
     source: LaneSource | None,
     flushes: bool = True,
+    kept: Sequence[int] = (),
 ) -> list[Read]:
     """How to read the sources of a vector instruction: halves (`select`), denormal mode, DPP on the first."""
     if len(texts) != len(kinds):
@@ -189,7 +192,7 @@ def vector_readers(
             reader = sdwa.source_reader(ins, operand, kind, k)
         else:
             reader = read(operand, kind, BITS[kind] == 16 and bool(high))
-        if flushes and target.mode.flushes_inputs(kind):
+        if flushes and k not in kept and target.mode.flushes_inputs(kind):
             reader = _flushed(reader, kind)
         readers.append(reader)
     if source is not None:
@@ -244,7 +247,7 @@ _LIMITED = re.compile(r"v_(cvt_(\w+_)?[iu](8|16|32)_f|frexp_exp|(min|max)_[iu])"
 
 def _function(op: Op, ins: Instruction, target: Target) -> Callable:
     rounding = target.mode.rounding(op.dst if op.dst in FLOATS else next(iter(op.src), ""))
-    fn = op.fn
+    fn = op.fn if op.of_mode is None else op.of_mode(target.mode)
     if rounding != NEAREST and op.rounded is not None:
         try:
             fn = op.rounded(rounding)
@@ -260,7 +263,7 @@ def _function(op: Op, ins: Instruction, target: Target) -> Callable:
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
         return op.clamped
-    return stopping(fn) if op.dst == "f16" and target.mode.f16_overflow else fn
+    return stopping(fn) if op.dst == "f16" and target.mode.f16_overflow and op.of_mode is None else fn
 
 
 def _compute(fn: Callable, readers: list) -> _Compute:
@@ -277,7 +280,7 @@ def _compute(fn: Callable, readers: list) -> _Compute:
 
 
 def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _Compute) -> _Compute:
-    flushes = op.flushes and op.src[:1] != (op.halves,)
+    flushes = op.flushes and op.of_mode is None and op.src[:1] != (op.halves,)
     if op.halves and target.gpu.name.startswith("gfx120"):  # omod and clamp are ignored (rocjitsu, measured on gfx1201)
         modify = partial(flush, kind=op.halves) if flushes and target.mode.flushes_results(op.halves) else None
     else:

@@ -27,7 +27,7 @@ def two_results(kinds: str, dst: str, fn: Callable, clamped: Callable | None = N
         readers = vector_readers(ins, texts, sources, target, [0] * len(sources), source)
         store = vector_writer(ins, destination, dst, target)
         n, limit = carry.index, clamped if ins.flag("clamp") else None
-        modify = output_modifier(ins, dst, target, flushes=False)
+        modify = output_modifier(ins, dst, target)
 
         def step(g: Waves) -> None:
             value, flag = fn(*[r(g) for r in readers])

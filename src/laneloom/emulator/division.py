@@ -3,12 +3,15 @@
 After the pseudo-code of V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP in AMD's RDNA 3 and RDNA 4 ISA guides, save where that
 cannot give the quotient and silicon does something else: V_DIV_FMAS scales by 2**64 or 2**-64 (f64: 128) by the size of
 its addend and rounds once; of V_DIV_SCALE, exponents decide alone, as rocjitsu, AMD's emulator, found on gfx1100 and
-gfx1201 (and as tinygrad's values of RDNA 3 are): a denominator whose inverse is denormal is scaled down, not up.
+gfx1201 (and as tinygrad's values of RDNA 3 are): a denominator whose inverse is denormal is scaled down, not up. By
+rocjitsu too, V_DIV_FMAS keeps the denormals of its operands in every mode, and V_DIV_FIXUP those of the quotient; what
+V_DIV_FIXUP finds out of range it rounds as the mode says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -16,7 +19,8 @@ from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector
 from .carry import two_results
 from .floating import quieted
-from .rounding import fma_f32, fma_f64, nearest_only, scaled_fma_f32, scaled_fma_f64
+from .mode import DOWN, NEAREST, UP, Mode
+from .rounding import FMA, fma_f32, fma_f64, scaled_fma_directed, scaled_fma_f32, scaled_fma_f64
 
 _FORMAT = {  # unsigned type, fraction bits, exponent mask
     np.dtype(np.float16): (np.uint16, 10, 0x1F),
@@ -92,29 +96,48 @@ def refined(fma: Callable, scaled_fma: Callable, power: int) -> Callable:
     return function
 
 
-_FLAGS = {"implicit_vcc": True, "rounded": nearest_only}
-vector("v_div_fmas_f32", "f32", "f32 f32 f32 mask", refined(fma_f32, scaled_fma_f32, 64), **_FLAGS)
-vector("v_div_fmas_f64", "f64", "f64 f64 f64 mask", refined(fma_f64, scaled_fma_f64, 128), **_FLAGS)
+def _exact(power: int) -> Callable:
+    def function(a: Fraction, b: Fraction, c: Fraction, scale_back: Fraction) -> Fraction:
+        return (a * b + c) * (Fraction(2) ** (power if abs(c) >= 2 else -power) if scale_back else 1)
+
+    return function
 
 
-def fix_up(lowest: int | None) -> Callable:
+for _kind, _fma, _scaled_fma, _power in (("f32", fma_f32, scaled_fma_f32, 64), ("f64", fma_f64, scaled_fma_f64, 128)):
+
+    def _of_mode(rounding: int, kind: str = _kind, scaled_fma: Callable = _scaled_fma, power: int = _power) -> Callable:
+        return refined(FMA[kind](rounding), scaled_fma_directed(scaled_fma)(rounding), power)
+
+    vector(
+        f"v_div_fmas_{_kind}", _kind, f"{_kind} {_kind} {_kind} mask", refined(_fma, _scaled_fma, _power),
+        implicit_vcc=True, kept=(0, 1, 2), rounded=_of_mode, exact=_exact(_power),
+    )  # fmt: skip
+
+
+def fix_up(lowest: int | None, rounding: int = NEAREST, flushes: bool = False, stops: bool = False) -> Callable:
     """The quotient with the special cases of IEEE-754 put right.
 
-    Sources: the refined quotient, denominator, numerator. lowest: difference of exponents that underflows to zero.
+    Sources: the refined quotient, denominator, numerator. lowest: difference of exponents that underflows to zero, or
+    to the least number where the mode rounds so and does not flush it. stops: no quotient overflows.
     """
 
     def function(quotient: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> np.ndarray:
         f = quotient.dtype.type
-        if lowest is not None and _moderate(denominator, 60) and _moderate(numerator, 60):
+        usual = lowest is not None and _moderate(denominator, 60) and _moderate(numerator, 60)
+        if usual and np.isfinite(quotient).all():
             return np.copysign(quotient, np.copysign(f(1), denominator) * numerator)
         negative = np.signbit(denominator) ^ np.signbit(numerator)
         magnitude = np.abs(quotient)
         plain = np.isfinite(denominator) & np.isfinite(numerator) & (denominator != 0) & (numerator != 0)
+        away = negative == (rounding == DOWN) if rounding in (UP, DOWN) else np.False_
         # Refining a quotient far beyond the range meets inf - inf.
-        magnitude = np.where(np.isnan(magnitude), f(np.inf), magnitude)
+        largest = f(np.finfo(f).max) if rounding != NEAREST or stops else f(np.inf)
+        most = np.where(away, f(largest if stops else np.inf), largest)
+        magnitude = np.where(np.isfinite(magnitude), magnitude, most)
         if lowest is not None:
             below = plain & (_exponent(np.asarray(numerator)) - _exponent(np.asarray(denominator)) < lowest)
-            magnitude = np.where(below, f(0), magnitude)
+            least = f(0) if flushes else np.where(away, np.finfo(f).smallest_subnormal, f(0))
+            magnitude = np.where(below, least, magnitude)
         if plain.all():
             return np.where(negative, -magnitude, magnitude)
         zero_n, zero_d = numerator == 0, denominator == 0
@@ -129,6 +152,10 @@ def fix_up(lowest: int | None) -> Callable:
     return function
 
 
-vector("v_div_fixup_f16", "f16", "f16 f16 f16", fix_up(None))
-vector("v_div_fixup_f32", "f32", "f32 f32 f32", fix_up(-150))
-vector("v_div_fixup_f64", "f64", "f64 f64 f64", fix_up(-1075))
+for _kind, _lowest in (("f16", None), ("f32", -150), ("f64", -1075)):
+
+    def _fix_up(mode: Mode, kind: str = _kind, lowest: int | None = _lowest) -> Callable:
+        stops = kind == "f16" and mode.f16_overflow
+        return fix_up(lowest, mode.rounding(kind), mode.flushes_results(kind), stops)
+
+    vector(f"v_div_fixup_{_kind}", _kind, f"{_kind} {_kind} {_kind}", fix_up(_lowest), kept=(0,), of_mode=_fix_up)

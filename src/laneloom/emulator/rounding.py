@@ -229,15 +229,16 @@ def _product_directed(dtype: type) -> Callable[[int], Callable]:
     return lambda rounding: lambda a, b: directed(_wide(a) * _wide(b), 0.0, dtype, rounding)
 
 
-def _directed_double(nearest: float, exact: Fraction, negative_zero: bool, rounding: int) -> float:
-    """The double next to `exact` that a directed mode asks for, from the nearest one."""
+def _directed_number(nearest, exact: Fraction, negative_zero: bool, rounding: int):
+    """The float32 or float64 next to `exact` that a directed mode asks for, from the nearest one."""
+    value, f = float(nearest), np.asarray(nearest).dtype.type
     if exact == 0 and rounding == DOWN and negative_zero:
-        return -0.0
+        return f(-0.0)
     if rounding == UP:
-        return math.nextafter(nearest, math.inf) if nearest < exact else nearest
+        return np.nextafter(nearest, f(np.inf)) if value < exact else nearest
     if rounding == DOWN:
-        return math.nextafter(nearest, -math.inf) if nearest > exact else nearest
-    return math.nextafter(nearest, 0.0) if abs(nearest) > abs(exact) else nearest
+        return np.nextafter(nearest, f(-np.inf)) if value > exact else nearest
+    return np.nextafter(nearest, f(0)) if abs(value) > abs(exact) else nearest
 
 
 def _double_directed(nearest: Callable, exact: Callable, negative_zero: Callable) -> Callable[[int], Callable]:
@@ -250,7 +251,7 @@ def _double_directed(nearest: Callable, exact: Callable, negative_zero: Callable
             for at in zip(*np.nonzero(np.all(np.isfinite(x), axis=0)), strict=True):
                 values = [float(v[at]) for v in x]
                 zero = negative_zero(*(math.copysign(1, v) < 0 for v in values))
-                result[at] = _directed_double(float(result[at]), exact(*map(Fraction, values)), zero, rounding)
+                result[at] = _directed_number(result[at], exact(*map(Fraction, values)), zero, rounding)
             return result
 
         return function
@@ -267,6 +268,24 @@ ADD = {"f64": _ADD_F64, "f32": _sum_directed(np.float32, 1), "f16": _sum_directe
 SUB = {"f32": _sum_directed(np.float32, -1), "f16": _sum_directed(np.float16, -1)}
 MUL = {"f64": _MUL_F64, "f32": _product_directed(np.float32), "f16": _product_directed(np.float16)}
 FMA = {"f64": _FMA_F64, "f32": _fma_directed(np.float32), "f16": _fma_directed(np.float16)}
+
+
+def scaled_fma_directed(nearest: Callable) -> Callable[[int], Callable]:
+    """rounding mode -> (a * b + c) * 2**power, from the function that rounds to nearest; element by element."""
+
+    def of_mode(rounding: int) -> Callable:
+        def function(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarray) -> np.ndarray:
+            result = np.array(nearest(a, b, c, power))
+            for i in np.nonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c))[0]:
+                x, y, z = (float(v[i]) for v in (a, b, c))
+                exact = (Fraction(x) * Fraction(y) + Fraction(z)) * Fraction(2) ** int(power[i])
+                negative = math.copysign(1, x) != math.copysign(1, y) or math.copysign(1, z) < 0
+                result[i] = _directed_number(result[i], exact, negative, rounding)
+            return result
+
+        return function
+
+    return of_mode
 
 
 def ldexp_directed(rounding: int) -> Callable:
