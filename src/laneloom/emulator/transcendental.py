@@ -3,7 +3,9 @@
 Where AMD's guides allow an error of an ULP or more (RDNA 3 and RDNA 4 ISA guides, VOP1), the result here is the
 correctly rounded one as far as float64 gives it. The f32 forms of exp, log, rcp, rsq and sqrt treat denormals as zeros
 whatever the mode says, as the guides state and LLVM's expansions expect. Sine and cosine take revolutions, of any size,
-and follow the mode (rocjitsu, measured on gfx1100 and gfx1201).
+and follow the mode. The f64 forms, to which the guides allow 2**29 ULP, read as few bits as hardware does and give as
+many as it has; AMD's tables are not followed, so that the last of them may differ. (Both rocjitsu's, measured on
+gfx1100 and gfx1201.)
 """
 
 from __future__ import annotations
@@ -103,5 +105,32 @@ for _name in FUNCTIONS:
     vector(f"v_{_name}_f32", "f32", "f32", single(_name), flushes=_name in ("sin", "cos"))
     vector(f"v_{_name}_f16", "f16", "f16", half(_name))
 vector("v_rcp_iflag_f32", "f32", "f32", single("rcp"), flushes=False)
+
+
+def double(name: str) -> Callable:
+    """The f64 form of a reciprocal or root: of 29 bits behind the point (sqrt: 28), with 34 (roots: 35) of them."""
+    function, read, given = FUNCTIONS[name], 28 if name == "sqrt" else 29, 34 if name == "rcp" else 35
+
+    def approximate(x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x)
+        usual = np.isfinite(x) & (x != 0) & ((x > 0) | (name == "rcp"))
+        mantissa, exponent = np.frexp(np.where(usual, np.abs(x), 1))
+        significand, exponent = 2 * mantissa, exponent - 1
+        parity = 0 if name == "rcp" else exponent & 1
+        cut = np.floor(np.ldexp(significand, read))
+        y = function(np.ldexp(cut, parity - read))
+        unit = np.where(y >= 1, given, given + 1)
+        y = np.ldexp(np.rint(np.ldexp(y, unit)), -unit)
+        if name != "sqrt":  # what lies between a power of two and the next number that is read
+            beside = (cut == 2.0**read) & (significand != 1) & (parity == 0)
+            y = np.where(beside, np.nextafter(1.0, 0.0), y)
+        if name == "rcp":
+            y = np.where(significand == np.nextafter(2.0, 0.0), np.nextafter(0.5, 1.0), y)
+        power = {"rcp": -exponent, "rsq": -((exponent - parity) // 2), "sqrt": (exponent - parity) // 2}[name]
+        return np.where(usual, np.copysign(np.ldexp(y, power), x), function(x))
+
+    return approximate
+
+
 for _name in ("rcp", "rsq", "sqrt"):
-    vector(f"v_{_name}_f64", "f64", "f64", FUNCTIONS[_name])
+    vector(f"v_{_name}_f64", "f64", "f64", double(_name))
