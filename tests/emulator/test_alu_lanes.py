@@ -154,6 +154,25 @@ def test_dpp_on_other_instructions(execute):
     np.testing.assert_array_equal(machine.vector(5, np.float32), np.maximum(np.maximum(mirrored, f * 2), 0))
 
 
+def test_carries_of_dpp(execute):
+    """Masks of rows and banks hold for the sum alone; where there is no source the carry stays, too."""
+    high = np.full(32, 0xFFFFFFFF, np.uint32)
+    code = (
+        "s_mov_b32 s4, 0x0000ffff\nv_add_co_u32_e64_dpp v0, s4, v2, v3 row_shl:1 row_mask:0x1 bank_mask:0x3\n"
+        "s_mov_b32 s5, 0xffff0000\nv_add_co_u32_e64_dpp v1, s5, v2, v3 row_shl:1 row_mask:0xf bank_mask:0xf"
+    )
+    given = {2: LANE, 3: high, 0: OLD, 1: OLD}
+    machine = execute(code, v=given)
+    read = LANE % 16 != 15
+    sums = np.where(read, LANE, OLD)  # of the next lane's number and -1
+    np.testing.assert_array_equal(machine.vector(0, np.uint32), np.where(LANE < 8, sums, OLD))
+    np.testing.assert_array_equal(machine.vector(1, np.uint32), sums)
+    np.testing.assert_array_equal(machine.mask(4), read | (LANE == 15))
+    np.testing.assert_array_equal(machine.mask(5), read | (LANE == 31))
+    some = execute(code, v=given, active=LANE % 2 == 1)
+    assert not (some.mask(4) & (LANE % 2 == 0)).any()
+
+
 def test_swaps_and_dual_moves(execute):
     machine = execute(
         "v_swap_b32 v2, v3\nv_dual_mov_b32 v4, v5 :: v_dual_mov_b32 v5, v4", v={2: X, 3: OLD, 4: X, 5: OLD}

@@ -17,7 +17,8 @@ from .state import Waves
 def two_results(kinds: str, dst: str, fn: Callable, clamped: Callable | None = None) -> Callable:
     """A builder of `dst, mask = fn(*sources)`: a vector register and one bit per active lane in SGPRs.
 
-    clamped: of a result and its bit, what the clamp modifier makes of an integer.
+    DPP's row and bank masks hold for the vector register alone (ISA guides); where DPP finds no source, the bit stays
+    as it was (rocjitsu). clamped: of a result and its bit, what the clamp modifier makes of an integer.
     """
     sources = kinds.split()
 
@@ -35,13 +36,13 @@ def two_results(kinds: str, dst: str, fn: Callable, clamped: Callable | None = N
                 value = limit(value, flag)
             elif modify is not None:
                 value = modify(value)
-            active = g.exec
             if source is not None and source.partial:
-                active = source.enabled(g)
+                if not source.zero_outside:
+                    flag = np.where(source.readable(g), flag, g.mask(n))
                 source.guarded(lambda _: value, store)(g)
             else:
                 store(g, value)
-            g.set_mask(n, flag if active is None else np.logical_and(flag, active))
+            g.set_mask(n, flag if g.exec is None else np.logical_and(flag, g.exec))
 
         return step
 
