@@ -137,8 +137,12 @@ def test_scales(name, rows, kind, decode, low, high):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_sparse(name):
-    """Four bits of the index name two of every four k, which A's pair of elements stands at."""
+@pytest.mark.parametrize("key", [0, 1])
+def test_sparse(name, key):
+    """Four bits of the index name two of every four k, which A's pair of elements stands at.
+
+    With index_key:1 a lane's indices begin in the middle, and zeros follow (rocjitsu).
+    """
     rng, V = np.random.default_rng(2), registers()
     row = find_instruction(name, GPU)
     layouts = {m: get_layout(name, GPU, 32, m) for m in row.matrices}
@@ -147,8 +151,13 @@ def test_sparse(name):
     each = layouts["A"].width // 2
     bits, held = draw(rng, layouts["A"].kind, (WAVES, 1, row.m, row.k // 4, 2))
     which = np.sort(np.argsort(rng.random((WAVES, 1, row.m, row.k // 4, 4)), axis=-1)[..., :2], axis=-1)
+    each_lane, group = row.k // 8, np.arange(row.k // 4)  # pairs whose indices a lane has
+    if key:
+        which[..., group % each_lane >= each_lane // 2, :] = 0
     dense_a = np.zeros((WAVES, 1, row.m, row.k // 4, 4))
-    np.put_along_axis(dense_a, which, held, -1)
+    for k in range(2):
+        taken = np.take_along_axis(dense_a, which[..., k : k + 1], -1) + held[..., k : k + 1]
+        np.put_along_axis(dense_a, which[..., k : k + 1], taken, -1)
     for (block, i, k), places in layouts["A"]:
         if k % 4 == 0:
             pair = bits[:, block, i, k // 4, 0] | bits[:, block, i, k // 4, 1] << np.uint64(each)
@@ -157,8 +166,11 @@ def test_sparse(name):
         if k % 4 == 0:
             n = which[:, block, i, k // 4]
             put(V, INDEX, places[0], 4, (n[:, 0] | n[:, 1] << 2).astype(np.uint64))
+    if key:  # to where they are read
+        words = V[INDEX : INDEX + layouts["K"].registers]
+        words[-1], words[0] = (words[0], words[0]) if len(words) == 2 else (words[0] << np.uint32(16),) * 2
     parts = (span(D, sums), *(span(first, layouts[m]) for m, first in (("A", A), ("B", B), ("K", INDEX))))
-    signs = " neg_lo:[1,1,0]" if "iu8" in name else ""
+    signs = (" neg_lo:[1,1,0]" if "iu8" in name else "") + f" index_key:{key}" * key
     exact = dense_a.reshape(WAVES, 1, row.m, row.k) @ values["B"] + values["C"]
     check(run(f"{name} {', '.join(parts)}{signs}", V), layouts["D"], D, exact)
 
@@ -189,12 +201,8 @@ def test_layouts_written_out(name, run_of, kind):
 
 def test_what_no_source_describes_is_refused():
     V, _, _, text = dense("v_wmma_f32_16x16x128_f8f6f4")
-    for code in (
-        text + " matrix_a_fmt:7",
-        "v_swmmac_f32_16x16x64_f16 v[0:7], v[8:15], v[16:31], v40 index_key:1",
-    ):
-        with pytest.raises(UnknownInstructionError):
-            run(code, V)
+    with pytest.raises(UnknownInstructionError):
+        run(text + " matrix_a_fmt:7", V)
 
 
 @pytest.mark.parametrize(("name", "scalar", "vector"), [("scale", "s4", "v24"), ("scale16", "s[4:5]", "v[24:25]")])

@@ -179,9 +179,10 @@ def _held(layout: Layout, width: int, each: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
-    """A holds two of every four k; the four bits of their index say which, two for each."""
-    if ins.number("index_key"):
-        raise UnknownInstructionError(f"{ins.text!r}: what index_key selects of a full register is not documented")
+    """A holds two of every four k; the four bits of their index say which, two for each.
+
+    index_key:1 takes the upper half of a lane's indices for the lower, with zeros above (rocjitsu).
+    """
     layouts, signs = _layouts(ins, row, target), ins.bits("neg_lo", [0, 0, 0])
     width = layouts["A"].width // 2
     b, c, d = _Matrix(layouts["B"], bool(signs[1])), _Matrix(layouts.get("C", layouts["D"])), _Matrix(layouts["D"])
@@ -189,13 +190,17 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
     destination, x, y, index = (o.index for o in ins.operands)
     lanes, slots = _held(layouts["A"], width, 4)
     index_lanes, index_slots = _held(layouts["K"], 4, 4)
+    half = 4 * layouts["K"].registers if ins.number("index_key") else 0  # indices of a lane that are passed over
     first, saturates = 4 * np.arange(row.k // 4), ins.flag("clamp")
     flips = [1.0, 1.0] if row.a == "iu8" else [1.0 - 2 * ins.bits(n, [0, 0, 0])[0] for n in ("neg_lo", "neg_hi")]
     sign_b = _signs(ins, b, 1)
 
     def step(g: Waves) -> None:
         held = fields(g, x, layouts["A"].registers, width)
-        which = fields(g, index, layouts["K"].registers, 4)[:, index_lanes, index_slots]
+        indices = fields(g, index, layouts["K"].registers, 4)
+        if half:
+            indices = np.concatenate([indices[..., half:], np.zeros_like(indices[..., half:])], axis=-1)
+        which = indices[:, index_lanes, index_slots]
         dense = np.zeros((g.count, row.m, row.k))
         for k in range(2):
             values = flips[k] * values_of(np.ascontiguousarray(held[:, lanes, slots + k]), kind)
