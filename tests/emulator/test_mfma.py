@@ -196,10 +196,51 @@ def test_accumulation_registers_and_negation():
     check(run("gfx942", text, V), layouts["D"], 256 + 8, -values["A"] @ values["B"] - values["C"])
 
 
+KEEPS_DENORMALS = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 15\n\t"
+
+
+@pytest.mark.parametrize(("gpu", "flushes"), [("gfx90a", False), ("gfx942", True), ("gfx950", True)])
+def test_products_of_f32_follow_the_denormal_mode(gpu, flushes):
+    """CDNA 3 and 4: of A and B, never of C and D."""
+    row = find_instruction("v_mfma_f32_16x16x4_f32" if gpu != "gfx90a" else "v_mfma_f32_16x16x4f32", gpu)
+    layouts = {m: get_layout(row, gpu, 64, m) for m in "ABCD"}
+    for before, kept in (("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 0\n\t", not flushes), (KEEPS_DENORMALS, True)):
+        V = np.zeros((512, WAVES, 64), np.uint32)
+        for first, matrix, at, value in (
+            (A, "A", (0, 0), 2.0**-130), (A, "A", (1, 0), 1.0), (B, "B", (0, 0), 8.0), (B, "B", (0, 1), -(2.0**-128)),
+            (C, "C", (0, 0), 2.0**-140),
+        ):  # fmt: skip
+            bits = int(np.float32(value).view(np.uint32))
+            put(V, first, layouts[matrix].where(*at)[0], 32, np.full(WAVES, bits, np.uint64))
+        run(gpu, before + line(row, layouts), V)
+        got = [get(V, D, layouts["D"].where(*at)[0], "f32")[0] for at in ((0, 0), (1, 1))]
+        assert got == [2.0**-140 + kept * 2.0**-127, -kept * 2.0**-128]
+
+
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(("name", "a", "b", "c", "wraps", "stops"), [
+    ("v_mfma_f32_16x16x4_f32", 0x7F000000, 0xC1000000, 0, 0xFF800000, 0xFF7FFFFF),
+    ("v_mfma_f32_16x16x4_f32", 0, 0, 0x7F800000, 0x7F800000, 0x7F800000),
+    ("v_mfma_i32_16x16x32_i8", 0x7F, 0x7F, 0x7FFFFFFF, 0x7FFFFFFF + 127 * 127, 0x7FFFFFFF),
+])  # fmt: skip
+def test_results_stop_where_mode_says_so(gpu, name, a, b, c, wraps, stops):
+    """FP16_OVFL: f32 at the largest number, integers at theirs; an infinity stays one (CDNA 4 ISA guide)."""
+    row = find_instruction(name, gpu)
+    layouts = {m: get_layout(row, gpu, 64, m) for m in "ABCD"}
+    for on, want in ((0, wraps), (1, stops)):
+        V = np.zeros((512, WAVES, 64), np.uint32)
+        for first, matrix, bits in ((A, "A", a), (B, "B", b), (C, "C", c)):
+            layout = layouts[matrix]
+            put(V, first, layout.where(0, 0)[0], layout.width, np.full(WAVES, bits, np.uint64))
+        run(gpu, f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), {on}\n\t{line(row, layouts)}", V)
+        place = layouts["D"].where(0, 0)[0]
+        assert (V[D + place.vgpr, :, place.lane] == want).all()
+
+
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
 @pytest.mark.parametrize("name", ["16x16x16f16", "16x16x16bf16_1k", "16x16x4f32"])
 def test_cdna_2_takes_denormals_of_16_bit_products_for_zeros(gpu, name):
-    """One in A, in B and in C; a number beside them is kept. Products of f32 keep denormals on both."""
+    """One in A, in B and in C; a number beside them is kept. Products of f32 keep denormals on both where MODE does."""
     row = find_instruction(f"v_mfma_f32_{name}", gpu)
     kind, flushes = row.a, gpu == "gfx90a" and row.a != "f32"
     small, large = (2.0**-16 if kind == "f16" else 2.0**-128), 1.0
@@ -218,7 +259,7 @@ def test_cdna_2_takes_denormals_of_16_bit_products_for_zeros(gpu, name):
         place("B", B, (k, j), value)
     for i, j, value in ((2, 0, -(2.0**-127)), (3, 2, 2.0**-126)):
         place("C", C, (i, j), value)
-    run(gpu, line(row, layouts), V)
+    run(gpu, f"{KEEPS_DENORMALS}{line(row, layouts)}", V)
 
     def got(i, j):
         return get(V, D, layouts["D"].where(i, j)[0], "f32")[0]

@@ -2,8 +2,10 @@
 
 Where an element lies is what `isa/layouts.py` says. Numerics: every product is exact in float64, the K products and C
 are summed in float64 and rounded once to D's type, to nearest even; AMD documents no order of accumulation. Integers
-are exact and wrap. Denormals are kept, but by CDNA 2's products of 16-bit floats; EXEC and MODE are ignored. xf32
-multiplies the upper 19 bits of each operand.
+are exact and wrap. Denormals are kept, but by CDNA 2's products of 16-bit floats; EXEC and MODE are ignored, save on
+CDNA 3 and 4 that f32 operands A and B follow the denormal mode, and that under FP16_OVFL f32 results that overflow stop
+at the largest number and integers at theirs (CDNA 4 ISA guide, 7.1 and 7.4). xf32 multiplies the upper 19 bits of each
+operand.
 """
 
 from __future__ import annotations
@@ -76,12 +78,16 @@ def _without_denormals(values: np.ndarray, kind: str) -> np.ndarray:
     return np.where(np.abs(values) < smallest, np.copysign(values.dtype.type(0), values), values)
 
 
+_MOST = float(np.finfo(np.float32).max)
+_LARGEST = {"i32": (-(2.0**31), 2.0**31 - 1), "f32": (-_MOST, _MOST)}
+
+
 class _Operand:
     """How to read or write one matrix of an instruction."""
 
-    def __init__(self, layout: Layout, flushes: bool = False):
-        """flushes: denormals are read and written as zeros."""
-        self.layout, self.flushes = layout, flushes
+    def __init__(self, layout: Layout, flushes: bool = False, stops: bool = False):
+        """flushes: denormals are read and written as zeros. stops: results that overflow stop at the largest number."""
+        self.layout, self.flushes, self.stops = layout, flushes, stops
         self.lanes, self.slots = places(layout, layout.width)
 
     def load(self, g: Waves, n: int) -> np.ndarray:
@@ -93,6 +99,9 @@ class _Operand:
     def store(self, g: Waves, n: int, values: np.ndarray) -> None:
         """Write [wave, block, row, column] to registers n on, rounded to the layout's type."""
         words = self.layout.width // 32
+        if self.stops and self.layout.kind in _LARGEST:
+            low, high = _LARGEST[self.layout.kind]
+            values = np.where(np.isfinite(values), np.clip(values, low, high), values)
         if self.layout.kind == "i32":
             stored = values.astype(np.int64).astype(np.int32)
         else:
@@ -143,10 +152,20 @@ def _scales(operand: Operand, byte: int, rows: int, blocks: int):
     return read
 
 
+def _follows_mode(target: Target) -> bool:
+    return target.gpu.name not in ("gfx908", "gfx90a")
+
+
+def _stops(target: Target) -> bool:
+    return _follows_mode(target) and target.mode.f16_overflow
+
+
 def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
     layouts = _layouts(ins, row, target)
     flushes = target.gpu.flushes_denormals and row.a in ("f16", "bf16")
-    a, b, d = (_Operand(layouts[name], flushes) for name in "ABD")
+    of_mode = _follows_mode(target) and row.a == "f32" and target.mode.flushes_inputs("f32")
+    a, b = (_Operand(layouts[name], flushes or of_mode) for name in "AB")
+    d = _Operand(layouts["D"], flushes, _stops(target))
     destination, x, y, z, *scales = ins.operands
     c = _read_c(z, layouts["C"], flushes)
     negate_a, negate_b, negate_c = _negations(ins, row)
@@ -170,7 +189,7 @@ def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> St
 def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
     """A holds two of every four k; the four bits of their index say which, two for each."""
     layouts = _layouts(ins, row, target)
-    b, d = _Operand(layouts["B"]), _Operand(layouts["D"])
+    b, d = _Operand(layouts["B"]), _Operand(layouts["D"], stops=_stops(target))
     destination, x, y, index = (o.index for o in ins.operands)
     width = layouts["A"].width // 2
     lanes, slots = (part[:, :, ::4] for part in places(layouts["A"], width))
