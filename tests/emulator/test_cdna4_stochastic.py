@@ -126,6 +126,20 @@ def test_32_numbers_to_nearest(cdna3, wide, kind):
         assert row == [rounded(Fraction(value) * 2, kind, None) for value in values]
 
 
+@pytest.mark.parametrize("text", [
+    "v_cvt_scalef32_pk_fp8_f32 v20, v0, v0, s4", "v_cvt_scalef32_sr_fp8_f32 v20, v0, 0, s4",
+    "v_cvt_scalef32_2xpk16_fp6_f32 v[20:25], v[0:15], v[0:15], s4", "v_cvt_scalef32_pk_fp4_f32 v20, v0, v0, s4",
+])  # fmt: skip
+def test_denormal_sources_follow_the_mode(cdna3, text):
+    """Over the least scale 2**-127 they are numbers (CDNA 4 ISA guide, 7.3)."""
+    x = np.full(64, 1.5 * 2.0**-127, np.float32)
+    given = {n: x for n in range(16)} | {20: np.zeros(64, U32)}
+    for mode, kept in ((0, False), (15, True)):
+        code = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {mode}\n{text}"
+        got = cdna3(code, "gfx950", v=given, s={4: 0}).vector(20, U32)
+        assert got.astype(bool).all() == kept
+
+
 @pytest.mark.parametrize("high", [0, 1])
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_f32_to_16_bits(cdna3, kind, high):

@@ -19,7 +19,7 @@ from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
 from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
-from .mode import NEAREST
+from .mode import NEAREST, flush
 from .operands import Read, read, write
 from .output_modifiers import output_modifier
 from .packed import packed, read_halves, stopped_bf16, write_halves
@@ -209,6 +209,13 @@ def nearest(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     return function
 
 
+def flushed(reader: Read, target: Target) -> Read:
+    """f32 to be converted to a small float: before CDNA 5 denormals follow the mode (CDNA 4 ISA guide, 7.3)."""
+    if target.gpu.major > 9 or not target.mode.flushes_inputs("f32"):
+        return reader
+    return lambda g: flush(np.asarray(reader(g)), "f32")
+
+
 def halves_of(operand: Operand, kind: str) -> list[Read]:
     """How to read the two numbers of a register; a constant's second one is 0, as in packed arithmetic."""
     both = read_halves(operand, kind, 0, 1)
@@ -227,7 +234,7 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
         shift = U32(16 * select[len(texts) + 1] if bits == 8 else 8 * (select[2] + 2 * select[3]))
         keep, n = ~(U32((1 << 2 * bits) - 1) << shift), destination.index
         if wide == "f32":
-            sources = [read(text, "f32") for text in texts]
+            sources = [flushed(read(text, "f32"), target) for text in texts]
         else:
             refuse_signs(ins, *texts)
             sources = halves_of(texts[0], wide)

@@ -15,11 +15,11 @@ import numpy as np
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, refuse_signs, special
-from .cdna4_alu import WIDE, bf16_stopping, exponent_of, halves_of, nearest, next_random
+from .cdna4_alu import WIDE, bf16_stopping, exponent_of, flushed, halves_of, nearest, next_random
 from .float8 import SMALL_VALUES
 from .float8_convert import cut, encoder
 from .float16 import narrow_double, stopping
-from .operands import read, write
+from .operands import Read, read, write
 from .state import U32, Waves
 
 U16 = np.uint16
@@ -35,16 +35,18 @@ def stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
     return lambda x, random: convert(cut(x, random, fraction, lowest))
 
 
-def _numbers(operand: Operand, wide: str, count: int, high: bool = False) -> list[Callable[[Waves], np.ndarray]]:
+def _numbers(operand: Operand, wide: str, count: int, target: Target, high: bool = False) -> list[Read]:
     """How to read `count` numbers that follow each other in registers, as float64."""
     widen, n = WIDE[wide][1], operand.index
     if count == 1:
         one = read(operand, wide, high)
+        one = flushed(one, target) if wide == "f32" else one
         return [lambda g: widen(np.asarray(one(g)))]
     if operand.kind != "v":
         return [lambda g, half=half: widen(half(g)) for half in halves_of(operand, wide)]
     if wide == "f32":
-        return [lambda g, k=k: g.f[n + k].astype(np.float64) for k in range(count)]
+        rows = [flushed(read(Operand("v", n + k), "f32"), target) for k in range(count)]
+        return [lambda g, row=row: widen(row(g)) for row in rows]
     return [lambda g, k=k: widen(g.h[n + k // 2][..., k % 2]) for k in range(count)]
 
 
@@ -60,7 +62,7 @@ def _into_byte(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
         shift, n = U32(8 * (select[2] + 2 * select[3])), destination.index
         keep = ~(U32(0xFF) << shift)
         convert, factor = stochastic(small, ins, target), exponent_of(scale)
-        random, numbers = read(seed, "u32"), _numbers(source, wide, 8 // bits, bool(select[0]))
+        random, numbers = read(seed, "u32"), _numbers(source, wide, 8 // bits, target, bool(select[0]))
 
         def step(g: Waves) -> None:
             chance, byte = np.asarray(random(g)), U32(0)
@@ -83,10 +85,10 @@ def _into_six(small: str, wide: str, *, random: bool = False, halves: bool = Fal
         plain, chosen = nearest(small), stochastic(small, ins, target)
         seed = read(others[0], "u32") if random else None
         if halves:
-            rows = [_numbers(row, wide, 16) for row in (source, others[0])]
+            rows = [_numbers(row, wide, 16, target) for row in (source, others[0])]
             numbers = [number for pair in zip(*rows, strict=True) for number in pair]
         else:
-            numbers = _numbers(source, wide, 32)
+            numbers = _numbers(source, wide, 32, target)
 
         def step(g: Waves) -> None:
             words = [np.zeros((g.count, g.lanes), np.uint64) for _ in range(7)]
