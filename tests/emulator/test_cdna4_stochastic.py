@@ -133,7 +133,7 @@ def test_32_numbers_to_nearest(cdna3, wide, kind):
 def test_denormal_sources_follow_the_mode(cdna3, text):
     """Over the least scale 2**-127 they are numbers (CDNA 4 ISA guide, 7.3)."""
     x = np.full(64, 1.5 * 2.0**-127, np.float32)
-    given = {n: x for n in range(16)} | {20: np.zeros(64, U32)}
+    given = dict.fromkeys(range(16), x) | {20: np.zeros(64, U32)}
     for mode, kept in ((0, False), (15, True)):
         code = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {mode}\n{text}"
         got = cdna3(code, "gfx950", v=given, s={4: 0}).vector(20, U32)
