@@ -100,3 +100,46 @@ def test_float_constants_and_conversions(execute):
     )
     assert [machine.scalar(n, np.float32)[0] for n in (0, 1, 5, 8)] == [6.5, 6.0, -7.0, 1.5]
     assert machine.scalar(6)[0] == 1
+
+
+@pytest.mark.parametrize("mode", range(4))
+def test_denormals(execute, mode):
+    """Bit 0 of the mode keeps those of operands, bit 1 those of results, but a minimum or maximum keeps its own.
+
+    What is denormal is found before it is rounded as one (measured on gfx1201).
+    """
+    keeps_operands, keeps_results = bool(mode & 1), bool(mode & 2)
+    below, least, tiny = 0x3F7FFFFF, 0x00800000, 0x80000123
+    code = f"""s_denorm_mode {mode | mode << 2}
+    s_mul_f32 s10, s0, s1
+    s_fmac_f32 s11, s0, s1
+    s_fmaak_f32 s12, s0, s1, 0
+    s_max_num_f32 s13, s2, s3
+    s_minimum_f32 s14, s2, 0
+    s_cvt_f16_f32 s15, s4
+    s_cvt_hi_f32_f16 s16, s5
+    s_cvt_pk_rtz_f16_f32 s17, s6, s4
+    s_mul_f16 s18, s7, s8"""
+    given = dict(enumerate([below, least, tiny, 0xBF800000, 0x387FE000, 0x80010001, 0x33800000, 0x3BFF, 0x400]))
+    given |= {11: 0}
+    machine = execute(code, gpu="gfx1201", s={n: np.array([x], np.uint32) for n, x in given.items()})
+    got = [int(machine.scalar(n)[0]) for n in range(10, 19)]
+    product, extreme = least * keeps_results, tiny if keeps_operands else 1 << 31
+    halves = [0x400 * keeps_results, 0xB3800000 if keeps_operands else 1 << 31, 0x03FF0001 * keeps_results]
+    assert got == [product, product, product, extreme, extreme, *halves, 0x400 * keeps_results]
+
+
+def test_nan_made_half(execute):
+    """Its first ten bits stay and it becomes quiet, whatever the others are (measured on gfx1201)."""
+    nan = np.array([0x7F800001, 0xFF801FFF, 0x7F8D4303, 0xFFC02000], np.uint32)
+    machine = execute("s_cvt_f16_f32 s0, s2", s={2: nan})
+    np.testing.assert_array_equal(machine.scalar(0), [0x7E00, 0xFE00, 0x7E6A, 0xFE01])
+    vector = execute("v_cvt_f16_f32_e32 v1, v0", v={0: np.tile(nan, 8)})
+    np.testing.assert_array_equal(vector.vector(1, np.uint16)[:4], [0x7E00, 0xFE00, 0x7E6A, 0xFE01])
+
+
+def test_vector_conversion_to_a_denormal_half(execute):
+    """Found to be one before it is rounded as one, where results flush, as by s_cvt_f16_f32."""
+    code = "s_denorm_mode 0\nv_cvt_f16_f32_e32 v1, v0\ns_denorm_mode 15\nv_cvt_f16_f32_e32 v2, v0"
+    machine = execute(code, v={0: np.tile(np.array([0x387FE000, 0x387FF000], np.uint32), 16)})
+    assert [machine.vector(n, np.uint16)[:2].tolist() for n in (1, 2)] == [[0, 0x400], [0x400, 0x400]]

@@ -53,6 +53,7 @@ class Op:
     implicit_vcc: bool = False  #: the last source is VCC though the text does not say so (v_div_fmas)
     flushes: bool = True  #: float operands and results follow the denormal mode
     kept: tuple[int, ...] = ()  #: sources whose denormals stay whatever the mode says
+    keeps_result: bool = False  #: a scalar operation's denormal result stays whatever the mode says
     of_mode: Callable[[Mode], Callable] | None = None  #: `fn` of each mode, which follows all of it but in its operands
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
     halves: str = ""  #: the type of the two halves of the result, which clamp and omod change
@@ -342,7 +343,7 @@ def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
     if "scc" in op.src:
         readers.append(lambda g: g.scc)
     fn = _function(op, ins, target)
-    flushed = target.mode.flushes_results(op.dst)
+    flushed = target.mode.flushes_results(op.dst) and not op.keeps_result
     n = destination.index if destination is not None else 0
     size = BITS[op.dst] if op.dst else 0
     raw = np.dtype(f"u{size // 8}") if op.dst else None

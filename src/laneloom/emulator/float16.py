@@ -45,8 +45,13 @@ def narrow(x: np.ndarray) -> np.ndarray:
 
 
 def _narrow_any(x: np.ndarray) -> np.ndarray:
-    r = np.asarray(x.astype(np.float16))
-    return np.where(np.isnan(x), r.view(U16) | U16(0x200), r.view(U16)).view(np.float16)
+    r = np.asarray(x.astype(np.float16)).view(U16)
+    nan = np.isnan(x)
+    if not nan.any():
+        return r.view(np.float16)
+    # numpy sets the last bit of a NaN whose first ten bits are zero; the hardware does not.
+    cut = np.isnan((x.view(U32) & U32(0xFFFFE000)).view(np.float32)) if x.dtype == np.float32 else nan
+    return np.where(nan, np.where(cut, r, r & U16(0xFC00)) | U16(0x200), r).view(np.float16)
 
 
 def narrow_double(x: np.ndarray) -> np.ndarray:

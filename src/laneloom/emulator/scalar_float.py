@@ -13,17 +13,18 @@ from .compare import FLOAT_RELATIONS
 from .convert import to_f16, to_integer
 from .float16 import widen
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
-from .mode import ZERO
+from .mode import ZERO, Mode, flush
 from .operands import read_scalar
 from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
 from .state import Waves
+from .tininess import exact_fused_sum, exact_product, itself
 from .transcendental import FUNCTIONS, half, single
 
 
 def _by_mode(kind: str, ieee: Callable, num: Callable) -> Callable[[Instruction, Target], Step]:
     """A builder that takes the NaN rule from the mode: gfx11.5's IEEE bit, which gfx12 does not have."""
-    chosen = {True: Op(kind, (kind, kind), ieee), False: Op(kind, (kind, kind), num)}
+    chosen = {rule: Op(kind, (kind, kind), fn, keeps_result=True) for rule, fn in ((True, ieee), (False, num))}
     return lambda ins, target: build_scalar(chosen[target.mode.ieee and target.gpu.major < 12], "", ins, target)
 
 
@@ -32,27 +33,39 @@ for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
     _two, _three = f"{_kind} {_kind}", f"{_kind} {_kind} {_kind}"
     scalar(f"s_add_{_kind}", _kind, _two, np.add, rounded=ADD[_kind])
     scalar(f"s_sub_{_kind}", _kind, _two, np.subtract, rounded=SUB[_kind])
-    scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind])
-    scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind])
+    scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind], exact=exact_product)
+    scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind], exact=exact_fused_sum)
     for _name, _ieee, _num in (("max", MAX_IEEE, MAX_NUM), ("min", MIN_IEEE, MIN_NUM)):
-        scalar(f"s_{_name}_num_{_kind}", _kind, _two, _num)
+        scalar(f"s_{_name}_num_{_kind}", _kind, _two, _num, keeps_result=True)
         special(f"s_{_name}_{_kind}", _by_mode(_kind, _ieee, _num))
-    scalar(f"s_maximum_{_kind}", _kind, _two, MAXIMUM)
-    scalar(f"s_minimum_{_kind}", _kind, _two, MINIMUM)
+    scalar(f"s_maximum_{_kind}", _kind, _two, MAXIMUM, keeps_result=True)
+    scalar(f"s_minimum_{_kind}", _kind, _two, MINIMUM, keeps_result=True)
     for _name, _function in _INTEGRAL.items():
         scalar(f"s_{_name}_{_kind}", _kind, _kind, _function)
     for _name, _relation in FLOAT_RELATIONS.items():
         scalar(f"s_cmp_{_name}_{_kind}", "", _two, lambda a, b, f=_relation: (None, f(a, b)), "returned")
-scalar("s_fmamk_f32 s_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"])
+scalar("s_fmamk_f32 s_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=exact_fused_sum)
 
 _towards_zero = to_f16(ZERO)
 for _kind, _dtype in (("i32", I32), ("u32", U32)):
     scalar(f"s_cvt_f32_{_kind}", "f32", _kind, round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
     scalar(f"s_cvt_{_kind}_f32", _kind, "f32", to_integer(_dtype))
-scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16)
+scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16, exact=itself)
 scalar("s_cvt_f32_f16", "f32", "f16", widen)
-scalar("s_cvt_hi_f32_f16", "f32", "u32", lambda x: widen((x >> U32(16)).astype(U16)))
-scalar("s_cvt_pk_rtz_f16_f32", "b32", "f32 f32", lambda a, b: pack(_towards_zero(a), _towards_zero(b)))
+
+
+def _widen_high(mode: Mode) -> Callable:
+    kept = (lambda x: flush(x, "f16")) if mode.flushes_inputs("f16") else (lambda x: x)
+    return lambda x: widen(kept((x >> U32(16)).astype(U16).view(np.float16)))
+
+
+def _pack_towards_zero(mode: Mode) -> Callable:
+    kept = (lambda x: flush(x, "f16")) if mode.flushes_results("f16") else (lambda x: x)
+    return lambda a, b: pack(kept(_towards_zero(a)), kept(_towards_zero(b)))
+
+
+scalar("s_cvt_hi_f32_f16", "f32", "u32", _widen_high(Mode()), of_mode=_widen_high)
+scalar("s_cvt_pk_rtz_f16_f32", "b32", "f32 f32", _pack_towards_zero(Mode()), of_mode=_pack_towards_zero)
 
 
 def _to_scalar(kind: str, function: Callable) -> Callable[[Instruction, Target], Step]:

@@ -26,6 +26,11 @@ def exact_fused_sum(a: Fraction, b: Fraction, c: Fraction) -> Fraction:
     return a * b + c
 
 
+def itself(x: Fraction) -> Fraction:
+    """For `Op.exact` of conversions."""
+    return x
+
+
 def _is_tiny(value: Fraction, least: Fraction, precision: int, rounding: int) -> bool:
     size = abs(value) / least
     if rounding == NEAREST:  # half-way between the last number below and 1, the even one is 1
