@@ -143,3 +143,19 @@ def test_vector_conversion_to_a_denormal_half(execute):
     code = "s_denorm_mode 0\nv_cvt_f16_f32_e32 v1, v0\ns_denorm_mode 15\nv_cvt_f16_f32_e32 v2, v0"
     machine = execute(code, v={0: np.tile(np.array([0x387FE000, 0x387FF000], np.uint32), 16)})
     assert [machine.vector(n, np.uint16)[:2].tolist() for n in (1, 2)] == [[0, 0x400], [0x400, 0x400]]
+
+
+@pytest.mark.parametrize("mode", range(4))
+def test_vector_functions_to_scalars_in_f16(execute, mode):
+    """They follow the denormal mode and FP16_OVFL (bjacob/goc, by values of gfx1201)."""
+    code = f"""s_denorm_mode {mode << 2}
+    v_s_sqrt_f16 s10, s0
+    v_s_rcp_f16 s11, s1
+    v_s_rcp_f16 s12, s2
+    s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1
+    v_s_rcp_f16 s13, s2
+    v_s_exp_f16 s14, s3"""
+    given = {n: np.array([x], np.uint32) for n, x in enumerate([1, 0x7BFF, 0x8000, 0x7C00])}
+    machine = execute(code, gpu="gfx1201", s=given)
+    want = [0x0C00 * (mode & 1), 0x0100 * (mode >> 1), 0xFC00, 0xFBFF, 0x7C00]
+    assert [int(machine.scalar(n)[0]) for n in range(10, 15)] == want

@@ -11,7 +11,7 @@ from .alu import Op, Step, Target, build_scalar, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
 from .convert import to_f16, to_integer
-from .float16 import widen
+from .float16 import stopping, widen
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import ZERO, Mode, flush
 from .operands import read_scalar
@@ -69,15 +69,18 @@ scalar("s_cvt_pk_rtz_f16_f32", "b32", "f32 f32", _pack_towards_zero(Mode()), of_
 
 
 def _to_scalar(kind: str, function: Callable) -> Callable[[Instruction, Target], Step]:
-    """`v_s_*`: computed by the vector unit, written to an SGPR whatever EXEC says."""
+    """`v_s_*`: computed by the vector unit, written to an SGPR whatever EXEC says. Those of f16 follow MODE."""
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source = ins.operands
         value, n = read_scalar(source, kind), destination.index
-        modify = output_modifier(ins, kind, target, flushes=False)
+        modify = output_modifier(ins, kind, target, flushes=kind == "f16")
+        flushed = kind == "f16" and target.mode.flushes_inputs(kind)
+        compute = stopping(function) if kind == "f16" and target.mode.f16_overflow else function
 
         def step(g: Waves) -> None:
-            result = np.asarray(function(np.atleast_1d(value(g))))
+            x = np.atleast_1d(value(g))
+            result = np.asarray(compute(flush(x, kind) if flushed else x))
             if modify is not None:
                 result = modify(result)
             g.set_scalar(n, result.view(U16 if kind == "f16" else U32))
