@@ -277,6 +277,22 @@ def test_sparse_integers_saturate_twice(execute, name, a, b, negative_first):
     assert (got == (start + products if negative_first else start - products)).all()
 
 
+@pytest.mark.parametrize(("name", "n"), [("16x16x16_iu8", 2), ("16x16x16_iu4", 1), ("16x16x32_iu4", 2)])
+@pytest.mark.parametrize("negative_first", [False, True])
+def test_dense_integers_saturate_twice(execute, name, n, negative_first):
+    """As sparse ones do (bjacob/goc, by values of gfx1201)."""
+    one = np.uint32(0x01010101 if name.endswith("iu8") else 0x11111111)
+    lane, start = np.arange(32), -(2**31) if negative_first else 2**31 - 1
+    code = f"v_wmma_i32_{name} v[16:23], v[0:{n - 1}], v[8:{7 + n}], v[16:23] neg_lo:[1,1,0] clamp"
+    signs = np.where((lane >= 16) != negative_first, np.uint32(0xFFFFFFFF), one)
+    v = {**dict.fromkeys(range(n), signs), **dict.fromkeys(range(8, 8 + n), np.full(32, one))}
+    v |= {k: np.full(32, start, np.int32) for k in range(16, 24)}
+    products = int(name[6:8]) // 2  # of each half
+    code = code.replace("v[0:0]", "v0").replace("v[8:8]", "v8")
+    got = execute(code, gpu="gfx1201", v=v).vector(16, np.int32)
+    assert (got == (start + products if negative_first else start - products)).all()
+
+
 def test_sparse_reads_only_what_the_index_names():
     """NaN in the elements of B that no index names does not reach D."""
     g = waves()

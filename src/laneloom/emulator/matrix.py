@@ -10,14 +10,15 @@ gfx12  with E elements a lane: A[l%16][E g + e], B[E g + e][l%16]; D[8g + e][l%1
 in wave64. Where the hardware orders K otherwise it does so in A and B alike, which a product cannot tell.
 SWMMAC (gfx12) keeps two of every four k of A in a pair of elements; the pair's index, four bits of src2, says which:
 bits 1:0 for the first, 3:2 for the second. index_key takes the pairs' indices from a later part of the register. With
-clamp, integers saturate when the products of A's lanes 0 to 15 are added and again with the others (bjacob/goc, a CPU
-model of AMD's arithmetic, by values of gfx1201; dense products saturate once there, and in rocjitsu).
+clamp, integers of gfx12 saturate when the products of A's lanes 0 to 15 are added and again with the others, dense and
+sparse (bjacob/goc, a CPU model of AMD's arithmetic, by values of gfx1201; once in rocjitsu).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -156,8 +157,11 @@ def build(pending: list[Wmma]) -> Step:
 
     Tiles that share their A and B fragments are multiplied together in one batched product.
     """
-    if pending[0].shape.sparse:
-        return _build_sparse(pending)
+    first = pending[0].shape
+    if first.sparse:
+        return _build_one_by_one(pending, _multiply_sparse)
+    if first.gfx12 and first.cd == "i32" and first.clamp:
+        return _build_one_by_one(pending, _multiply_by_halves)
     layers: list[list[Wmma]] = []
     level: dict[int, int] = {}
     for w in pending:
@@ -178,10 +182,10 @@ def build(pending: list[Wmma]) -> Step:
     return step
 
 
-def _build_sparse(pending: list[Wmma]) -> Step:
+def _build_one_by_one(pending: list[Wmma], multiply: Callable[[Waves, Wmma], None]) -> Step:
     def step(g: Waves) -> None:
         for w in pending:
-            _multiply_sparse(g, w)
+            multiply(g, w)
 
     return step
 
@@ -221,6 +225,15 @@ def _multiply(g: Waves, rows, columns, tiles, cache) -> None:
     for w, i, j in tiles:
         tile = product[:, 16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
         _accumulate(g, w, tile_to_registers(tile, shape))
+
+
+def _multiply_by_halves(g: Waves, w: Wmma) -> None:
+    """Integers that saturate behind the products of each half of K."""
+    s = w.shape
+    a, b = load_fragment(g, w.a, "a", s), load_fragment(g, w.b, "b", s)  # [wave, group, row, e]
+    for half, summand in enumerate((w, replace(w, c=w.d))):
+        tile = np.matmul(_in_rows(a[:, half::2]), _in_rows(b[:, half::2]).transpose(0, 2, 1))
+        _accumulate(g, summand, tile_to_registers(tile, s))
 
 
 def _in_rows(values: np.ndarray) -> np.ndarray:
