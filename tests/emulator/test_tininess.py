@@ -63,3 +63,26 @@ def test_scaled_results_are_rounded_before(execute):
         code = f"s_round_mode {rounding << 2}\ns_denorm_mode 4\nv_fma_f16 v0.l, v1.l, v2.l, v3.l div:2"
         got = execute(code, gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(0, np.uint16)
         assert tuple(got[:2].tolist()) == want, rounding
+
+
+def test_exact_values_decide_for_conversions_and_powers(execute):
+    """Below the normal numbers before any rounding they are zeros under omod (bjacob/goc, by values of gfx1201)."""
+    x = np.array([1 - 2**-30, 1 - 2**-53, 1.0, -1 + 2**-30] * 8) * 2.0**-126
+    y = np.array([1.0, 1 - 2**-53] * 16)
+    code = """v_cvt_f32_f64 v10, v[0:1] mul:2
+    v_ldexp_f32 v11, v4, v5 mul:4
+    v_ldexp_f64 v[12:13], v[2:3], v6 mul:2
+    v_cvt_f32_f64_e32 v14, v[0:1]"""
+    powers = {5: np.full(32, -126, np.int32), 6: np.full(32, -1022, np.int32)}
+    machine = execute(code, gpu="gfx1201", v={0: x, 2: y, 4: words(0x3F7FFFFF, 0x3F800000)} | powers)
+    assert machine.vector(10, np.uint32)[:4].tolist() == [0, 0, 0x01000000, 0]
+    assert machine.vector(11, np.uint32)[:2].tolist() == [0, 0x01800000]
+    assert machine.vector(12, np.uint64)[:2].tolist() == [0x0020000000000000, 0]
+    assert machine.vector(14, np.uint32)[:4].tolist() == [0x00800000] * 3 + [0x80800000]
+
+
+def test_ignored_scales_leave_products_alone(execute):
+    """Before gfx12 omod does nothing where denormal results are kept."""
+    given = {1: words(0x00800000), 2: words(0x3F7FFFFF)}
+    machine = execute("v_mul_f32 v0, v1, v2 mul:2", gpu="gfx1151", v=given)
+    assert (machine.vector(0, np.uint32) == 0x00800000).all()

@@ -254,7 +254,8 @@ def _function(op: Op, ins: Instruction, target: Target) -> Callable:
             fn = op.rounded(rounding)
         except NotImplementedError:
             raise refuse_rounding(ins, rounding) from None
-    if op.exact is not None and (target.mode.flushes_results(op.dst) or {"mul", "div"} & ins.modifiers.keys()):
+    scaled = target.gpu.major >= 12 and {"mul", "div"} & ins.modifiers.keys()  # before, only where results flush
+    if op.exact is not None and (scaled or target.mode.flushes_results(op.dst)):
         fn = denormal_before_packing(fn, op.exact, op.dst, rounding)
     if ins.flag("clamp") and op.dst not in FLOATS and not op.halves:
         if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception

@@ -7,7 +7,7 @@ import numpy as np
 from .alu import vector
 from .floating import declare_extrema, exponent, fraction, fraction_directed, mantissa, scale_by_power
 from .rounding import ADD, FMA, MUL, fma_f64, ldexp_directed
-from .tininess import exact_fused_sum, exact_product
+from .tininess import exact_fused_sum, exact_product, times_power
 
 vector("v_add_f64", "f64", "f64 f64", np.add, rounded=ADD["f64"])
 vector("v_mul_f64", "f64", "f64 f64", np.multiply, rounded=MUL["f64"], exact=exact_product)
@@ -18,7 +18,7 @@ for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, 
 vector("v_fract_f64", "f64", "f64", fraction, rounded=fraction_directed(ADD["f64"]))
 vector("v_frexp_mant_f64", "f64", "f64", mantissa)
 vector("v_frexp_exp_i32_f64", "i32", "f64", lambda x: exponent(x).astype(np.int32))
-vector("v_ldexp_f64", "f64", "f64 i32", scale_by_power, rounded=ldexp_directed)
+vector("v_ldexp_f64", "f64", "f64 i32", scale_by_power, rounded=ldexp_directed, exact=times_power)
 
 
 def _two_over_pi() -> int:

@@ -10,7 +10,7 @@ from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
 from .mode import NEAREST, flush
 from .rounding import ADD, FMA, MUL, SUB, fma_f32, ldexp_directed
-from .tininess import denormal_before_packing, exact_fused_sum, exact_product
+from .tininess import denormal_before_packing, exact_fused_sum, exact_product, times_power
 
 vector("v_add_f32", "f32", "f32 f32", np.add, rounded=ADD["f32"])
 vector("v_sub_f32", "f32", "f32 f32", np.subtract, rounded=SUB["f32"])
@@ -235,4 +235,4 @@ for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, 
 vector("v_fract_f32", "f32", "f32", fraction, rounded=fraction_directed(ADD["f32"]))
 vector("v_frexp_mant_f32", "f32", "f32", mantissa)
 vector("v_frexp_exp_i32_f32", "i32", "f32", lambda x: exponent(x).astype(np.int32))
-vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power, rounded=ldexp_directed)
+vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power, rounded=ldexp_directed, exact=times_power)

@@ -1,7 +1,8 @@
 """Products and fused sums that are denormal but for their rounding, where denormal results become zero.
 
 Hardware rounds to the full precision first, whatever the exponent, and takes for a denormal what is below the normal
-numbers then (rocjitsu, measured on gfx1100 and gfx1201). Rounded as a denormal it may be the least normal number.
+numbers then (rocjitsu, measured on gfx1100 and gfx1201). Rounded as a denormal it may be the least normal number. For
+ldexp and FP64 made FP32 what counts is the exact value (bjacob/goc, by values of gfx1201 with omod).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from .mode import DOWN, NEAREST, UP
+from .mode import DOWN, NEAREST, UP, ZERO
 
 _FORMATS = {"f16": (np.float16, 11), "f32": (np.float32, 24), "f64": (np.float64, 53)}
 
@@ -31,6 +32,19 @@ def itself(x: Fraction) -> Fraction:
     return x
 
 
+def narrowed(x: Fraction) -> Fraction:
+    """For `Op.exact` of FP64 made FP32."""
+    return x
+
+
+def times_power(x: Fraction, power: Fraction) -> Fraction:
+    """For `Op.exact` of ldexp."""
+    return x * Fraction(2) ** int(power)
+
+
+_BEFORE_ALL_ROUNDING = (narrowed, times_power)
+
+
 def _is_tiny(value: Fraction, least: Fraction, precision: int, rounding: int) -> bool:
     size = abs(value) / least
     if rounding == NEAREST:  # half-way between the last number below and 1, the even one is 1
@@ -45,6 +59,7 @@ def denormal_before_packing(fn: Callable, exact: Callable, kind: str, rounding: 
     are flushed."""
     dtype, precision = _FORMATS[kind]
     least = np.finfo(dtype).tiny
+    rounding = ZERO if exact in _BEFORE_ALL_ROUNDING else rounding
 
     def function(*operands: np.ndarray) -> np.ndarray:
         result = np.asarray(fn(*operands))
