@@ -28,6 +28,23 @@ def test_loads_to_lds(name, source):
         assert got[lane, :stride].tobytes() == value.to_bytes(stride, "little")
 
 
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(("load", "m0"), [
+    ("global_load_lds_dword v[2:3], off", 0x40023), ("buffer_load_dword v1, s[4:7], 0 offen lds", 0x40020),
+])  # fmt: skip
+def test_bits_of_m0_that_loads_to_lds_read(gpu, load, m0):
+    """Buffer loads the low 16 (gfx950: 18), the others bits 17 to 2 (CDNA 3 and 4 ISA guides, 9.1.9 and 10.3)."""
+    image, registers = random_bytes(4)
+    body = f"""s_mov_b32 m0, {m0}
+    {load}
+    {{waits}}
+    v_lshlrev_b32 v12, 2, v0
+    ds_load_b32 v8, v12 offset:32"""
+    _, got = run(gpu, body, image, registers)
+    for lane in range(31):
+        assert got[lane, :4].tobytes() == image.reshape(-1)[16 * lane : 16 * lane + 4].tobytes()
+
+
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
 @pytest.mark.parametrize("load", ["global_load_lds_dword v[2:3], off", "buffer_load_dword v1, s[4:7], 0 offen lds"])
 def test_a_wave_waits_for_its_own_load_to_lds(gpu, load):

@@ -1,10 +1,10 @@
 """Loads from memory straight into LDS, of CDNA: `global_load_lds_*`, `scratch_load_lds_*`, and `buffer_load_*` with
 `lds` (see cdna.py).
 
-Lane l's data lands at M0 (its low 16 bits on gfx942, whose LDS has 64 KiB) + the instruction's offset + l times the
-bytes of a lane, counted from the first byte of the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1
-and 2 bytes, extended, 4 are written). Triton turns a wave off by an M0 of 0x7fffffff: the hardware drops such a load
-before it fetches anything.
+Lane l's data lands at M0 + the instruction's offset + l times the bytes of a lane, counted from the first byte of the
+workgroup's LDS. Of M0 buffer loads read the low 16 bits on gfx942, whose LDS has 64 KiB, and 18 on gfx950, the others
+bits 17 to 2 (CDNA 3 and 4 ISA guides, 9.1.9 and 10.3; rocjitsu). Of 1 and 2 bytes, extended, 4 are written. Triton
+turns a wave off by an M0 of 0x7fffffff: the hardware drops such a load before it fetches anything.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class LdsLoad:
     """One such load; calling it executes it. Lanes out of a buffer's range deliver 0."""
 
     def __init__(self, ins: Instruction, target: Target):
-        self.reach = U32(0xFFFF if target.gpu.lds_bytes <= 1 << 16 else 0xFFFFFFFF)
         match = _NAME.match(ins.name)
         assert match
+        of_buffer = 0xFFFF if target.gpu.lds_bytes <= 1 << 16 else 0x3FFFF
+        self.reach = U32(of_buffer if match[1] == "buffer" else 0x3FFFC)  #: the bits of M0 that count
         self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
         self.nbytes = max(self.access.nbytes, 4)  #: that a lane writes
         self.buffer: Buffer | None = None
