@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeGuard
 
 import numpy as np
 
 from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
 from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
-from .dpp import lane_source
+from .dpp import LaneSource, lane_source
 from .matrix import is_matrix
 from .operands import DTYPE
 from .shadow import FULL, Shadow, bits_of
@@ -55,6 +56,11 @@ _ONE_HALF = re.compile(r"v_(?!pk_)\w+16")
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
 
 
+def _keeps_carries(lanes: LaneSource | None, ins: Instruction) -> TypeGuard[LaneSource]:
+    """Whether DPP leaves the carry of a lane that has no source as it was."""
+    return lanes is not None and not lanes.zero_outside and results(ins) > 1
+
+
 def rule(ins: Instruction, target: Target, step: Callable[[Waves], None], touched: Uses) -> Rule:
     """How an ALU, lane or matrix instruction spreads undefined bits; called before the instruction runs."""
     if ins.name == "v_permlane64_b32" and target.lanes == 32:
@@ -68,11 +74,12 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None], touche
     lanes = lane_source(ins, target.lanes) if ins.name.startswith("v_") and ins.second is None else None
     keeps = (lanes is not None and lanes.partial) or ins.name.startswith(("v_permlane16_", "v_permlanex16_"))
     looks_at = touched.reads_v | (touched.writes_v if keeps else 0)
+    reads_s = touched.reads_s | (touched.writes_s if _keeps_carries(lanes, ins) else 0)
 
     def follow(g: Waves) -> None:
         nonlocal slow
         shadow = g.shadow
-        if (looks_at & shadow.dirty_v) or (touched.reads_s & shadow.dirty_s):
+        if (looks_at & shadow.dirty_v) or (reads_s & shadow.dirty_s):
             slow = slow or _slow_rule(ins, target, touched, step)
             slow(g)
         elif reads_scc and shadow.scc.any():
@@ -173,6 +180,10 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
         for position in range(count):
             destination = ins.operands[position]
             if destination.kind == "s":
+                if _keeps_carries(lanes, ins):
+                    kept = shadow.mask(g, destination.index)
+                    shadow.put_mask(g, destination.index, np.where(lanes.readable(g), bad, kept) & g.active())
+                    continue
                 shadow.put_mask(g, destination.index, bad & g.active())
                 continue
             bits = np.where(bad, depends, U32(0))
