@@ -111,7 +111,9 @@ def test_calls_follow_autocast():
 def test_patched_routes_by_measurements():
     known = measurements.table_of(active_gpu().name).measurements
     for m in (m for m in known if m.op == "matmul" and m.kind == "bf16 nt" and m.sizes[1] in (1, 16, 128)):
-        _, rows, columns, depth = m.sizes
+        batch, rows, columns, depth = m.sizes
+        if batch > 1:
+            continue
         a, w = random(rows, depth), random(columns, depth, seed=1)
         with laneloom.patched(captured=True) as p:
             out = F.linear(a, w)
