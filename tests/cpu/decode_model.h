@@ -1,8 +1,7 @@
-// What attention's kernels over a cache say of Hopper's instructions, on hopper_model.h, whose threads take turns here.
+// What attention's kernels over a cache say of Hopper's instructions, on hopper_model.h.
 //
 // Memory that a kernel has not asked for has to stay as it was, and what it reads of other CTAs' has to be there still.
 
-#include "fibers.h"
 #include "warp_model.h"
 
 constexpr u32 MEMORY_AT = 16;  // where shared memory begins that a launch asks for: at no multiple of 1024
@@ -13,7 +12,6 @@ inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   if (at % alignment || !there) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);
 }
 inline u32 atomicInc(u32* p, u32 most) {
-  Lock lock;
   const u32 x = *p;
   *p = x >= most ? 0 : x + 1;
   return x;
@@ -76,7 +74,7 @@ inline void check_untouched() {
 inline void run(int grid, int threads, int cluster, int together, int bytes, bool backwards, int seed,
                 const Task& kernel) {
   shared_bytes = bytes, peers_of_cluster = cluster;
-  fibers::seed = seed, fibers::before_turn = stand_at;
+  fibers::seed = seed;
   run_grid(grid, threads, backwards, [&] {
     kernel();
     if (cta->running == 1) check_untouched();

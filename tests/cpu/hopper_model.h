@@ -1,15 +1,12 @@
 // Hopper's instructions, as laneloom's attention kernels use them, on a CPU: C++ with the kernels' own text behind it.
 //
-// Every thread of a CTA, or of a cluster's CTAS at most, is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
-// named barriers threads, and MOST_SECONDS without an end of a wait are a deadlock. Copies of the copy engine are done at once. A wgmma
+// Every thread of a CTA, or of a cluster's CTAS at most, is one of fibers.h and waits where the kernel does: mbarriers count arrivals
+// and bytes, named barriers threads. With `late` the last thread's turn is the first. Copies of the copy engine are done at once. A wgmma
 // reads its registers where it is issued and, with `late`, shared memory and sums only in the wait that it needs: what comes too
 // early is seen without it, what is overwritten or read too early with it. Of a warp only the collective instructions meet.
 //
 // The kernel's functions that hold assembly are left out of its text and are here, with the same meaning and arguments.
 // Operands are 16-bit floats, where ELEMENT_BYTES is 1 e4m3 or, with OPERAND_S8, integers, where it is 4 TF32.
-
-#include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +17,8 @@
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "fibers.h"
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -61,22 +60,21 @@ inline u32 __byte_perm(u32 a, u32 b, u32 chosen) {
   return y;
 }
 
-struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; pthread_cond_t changed = PTHREAD_COND_INITIALIZER; };
-struct Meeting { u32 there = 0, round = 0; pthread_cond_t changed = PTHREAD_COND_INITIALIZER; };
+struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
+struct Meeting { u32 there = 0, round = 0; };
 struct Cta {
   char* memory;
   std::map<u32, Barrier> barriers;
   std::map<int, Meeting> meetings;
-  pthread_barrier_t warps[16];
+  Meeting warps[16];
   u32 lanes[16][2][32][6];
   u32 exchanges[512], running;  // of each thread; threads that have not ended
 };
 static Cta ctas[CTAS];
-static thread_local Cta* cta;
-static thread_local Index threadIdx, blockIdx;
+static Cta* cta;
+static Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
 #define arena (cta->memory)
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 // What is done later. What std::function and std::deque bring is a sixth of a program's compilation.
 class Task {
   void (*act)(void*, bool);
@@ -90,34 +88,32 @@ public:
   void operator()() const { act(what, false); }
 };
 typedef std::vector<Task> Group;
-static thread_local std::vector<Group> committed;
-static thread_local Group open_group;
+// What a thread has for itself beside its stack.
+struct Own {
+  std::vector<Group> committed;
+  Group open_group;
+};
+constexpr int MOST_THREADS = 512;  // of a CTA
+static Own of_threads[CTAS * MOST_THREADS], *own;
 static bool late;
 static int first_block_of_cluster;
 
 inline u64 __cvta_generic_to_shared(const void* p) { return (const char*)p - arena; }
 
-struct Lock {
-  Lock() { pthread_mutex_lock(&mutex); }
-  ~Lock() { pthread_mutex_unlock(&mutex); }
-};
-template <typename Done> void wait_until(pthread_cond_t& changed, Done done, const char* what, u32 which) {
-  timespec limit;
-  clock_gettime(CLOCK_REALTIME, &limit);
-  limit.tv_sec += MOST_SECONDS;
-  while (!done())
-    if (pthread_cond_timedwait(&changed, &mutex, &limit)) {
-      fprintf(stderr, "thread %d waits for ever: %s %u\n", threadIdx.x, what, which);
-      abort();
-    }
+// Until `changing` is another than `from`.
+inline void wait_while(const u32& changing, u32 from, const char* what, u32 which) {
+  while (changing == from) {
+    if (fibers::for_ever()) fprintf(stderr, "thread %d waits for ever: %s %u\n", threadIdx.x, what, which), abort();
+    fibers::wait_for_change(changing);
+  }
 }
 inline void turn(Barrier& b) {
   if (b.pending || b.bytes) return;
   b.phase ^= 1, b.pending = b.count;
-  pthread_cond_broadcast(&b.changed);
+  fibers::got_on();
 }
 inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
-  Lock lock;
+  if (fibers::drawn() % 256 == 0) fibers::sleep(fibers::drawn() % 64);
   Barrier& b = of.barriers.at(at);
   if (b.pending < arrivals) fprintf(stderr, "mbarrier %u: more arrivals than it counts\n", at), abort();
   b.pending -= arrivals, b.bytes += bytes;
@@ -125,32 +121,29 @@ inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
 }
 inline void take(u32 at, u32 arrivals, i64 bytes) { take(*cta, at, arrivals, bytes); }
 inline void barrier_init(u32 at, u32 count) {
-  Lock lock;
   Barrier& b = cta->barriers[at];
   b.count = b.pending = count, b.phase = 0, b.bytes = 0;
 }
 inline void barrier_expect(u32 at, u32 bytes) { take(at, 1, bytes); }
 inline void barrier_arrive(u32 at) { take(at, 1, 0); }
 inline void barrier_wait(u32 at, u32 parity) {
-  Lock lock;
   Barrier& b = cta->barriers.at(at);
-  wait_until(b.changed, [&] { return b.phase != parity % 2; }, "mbarrier", at);
+  wait_while(b.phase, parity % 2, "mbarrier", at);
 }
 inline void end(Meeting& m) {
   m.there = 0, ++m.round;
-  pthread_cond_broadcast(&m.changed);
+  fibers::got_on();
 }
-inline void meet(int name, const u32& threads, bool waits = true, Cta& of = *cta) {
-  Lock lock;
-  Meeting& m = of.meetings[name];
+inline void meet(Meeting& m, u32 threads, bool waits, const char* what, u32 which) {
   const u32 round = m.round;
   if (++m.there == threads) end(m);
-  if (waits) wait_until(m.changed, [&] { return m.round != round; }, "barrier", name);
+  if (waits) wait_while(m.round, round, what, which);
 }
+inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) { meet(of.meetings[name], threads, waits, "barrier", name); }
 inline void named_sync(int name, int threads) { meet(name, threads); }
 inline void named_arrive(int name, int threads) { meet(name, threads, false); }
 inline void __syncthreads() { meet(0, blockDim.x); }
-inline void __syncwarp() { pthread_barrier_wait(&cta->warps[threadIdx.x / 32]); }
+inline void __syncwarp() { meet(cta->warps[threadIdx.x / 32], 32, true, "warp", threadIdx.x / 32); }
 inline void fence_barrier_init() {}
 inline void release_successor() {} inline void await_memory() {}  // grids run one after the other
 inline void fence_async() {}
@@ -300,7 +293,6 @@ inline void load_box_for_both(u32 target, const TensorMap* map, u32 bar, int col
   for (Cta& to : ctas) load_box(target, map, bar, column, row, head, batch, to);
 }
 template <int WIDTH> void add_columns(const float (&dq)[32], float* sums) {
-  Lock lock;
   for (int r = 0; r < WIDTH / 2; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
 }
 
@@ -333,7 +325,7 @@ template <int WIDE, class Sum, class Read> void multiply(Sum* sums, const Read& 
       sums[i] = sum;
     }
   };
-  if (late) open_group.push_back(run); else run();
+  if (late) own->open_group.push_back(run); else run();
 }
 template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -359,10 +351,11 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {
-  committed.push_back(std::move(open_group));
-  open_group.clear();
+  own->committed.push_back(std::move(own->open_group));
+  own->open_group.clear();
 }
 template <int PENDING> void wgmma_wait() {
+  auto& committed = own->committed;
   for (; (int)committed.size() > PENDING; committed.erase(committed.begin()))
     for (auto& product : committed.front()) product();
   __syncwarp();
@@ -395,35 +388,29 @@ inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3,
 
 // Clusters one after the other, with `late` from the last: they share tiles by a counter, and do not wait for each other.
 static const Task* body;
-static void stand_at(void* number) {
-  const int i = (int)(intptr_t)number, rank = i / blockDim.x;
-  threadIdx.x = i % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank;
+static void stand_at(int thread) {
+  const int rank = thread / blockDim.x;
+  threadIdx.x = thread % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank, own = of_threads + thread;
 }
-static void* run_thread(void* number) {
-  stand_at(number);
+static void run_thread() {
+  *own = {};
   (*body)();
-  Lock lock;
   Meeting& m = ctas[0].meetings[OF_CLUSTER];
   --cta->running;
   if (--running_threads == m.there && m.there) end(m);
-  return nullptr;
 }
 static void run_grid(int grid, int threads, bool products_late, const Task& kernel, int cluster = 1) {
+  if (threads > MOST_THREADS) fprintf(stderr, "%d threads\n", threads), abort();
   body = &kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
+  fibers::before_turn = stand_at, fibers::body = run_thread, fibers::backwards = late;
   for (Cta& one : ctas) one.memory = (char*)aligned_alloc(WINDOW, WINDOW);
-  pthread_attr_t small;  // stacks that the C library keeps for the next clusters' threads: it keeps 40 MB
-  pthread_attr_init(&small), pthread_attr_setstacksize(&small, 1 << 17);
   for (int& block = first_block_of_cluster = late ? grid - cluster : 0; 0 <= block && block < grid; block += late ? -cluster : cluster) {
     for (Cta& one : ctas) {
       memset(one.memory, 0xff, WINDOW);  // NaN
       one.barriers.clear(), one.meetings.clear(), one.running = threads;
-      memset(one.exchanges, 0, sizeof one.exchanges);
-      for (auto& warp : one.warps) pthread_barrier_init(&warp, nullptr, 32);
+      memset(one.exchanges, 0, sizeof one.exchanges), memset(one.warps, 0, sizeof one.warps);
     }
-    std::vector<pthread_t> running(running_threads = threads * cluster);
-    for (size_t i = 0; i < running.size(); ++i)
-      if (pthread_create(&running[i], &small, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
-    for (auto& thread : running) pthread_join(thread, nullptr);
+    fibers::run(running_threads = threads * cluster);
   }
   for (Cta& one : ctas) free(one.memory);
 }

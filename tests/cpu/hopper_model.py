@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-fno-exceptions", "-fno-rtti")
+OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti")
 HEADER = Path(__file__).with_name("hopper_model.h")
 WARPS = HEADER.with_name("warp_model.h")  #: with what warps do beside wgmma
 
@@ -62,7 +62,7 @@ def built(text: str, constants: dict[str, Any], launch: str, folder: Path, heade
     text = text.replace("__shared__ Held held[2];", "Held* const held = (Held*)(arena + STATIC_AT + 8192);")
     assert "asm" not in text
     assert "__shared__" not in text
-    lines = [f"#define {key} {value}" for key, value in {"MOST_SECONDS": 60, "CTAS": 2, **constants}.items()]
+    lines = [f"#define {key} {value}" for key, value in {"CTAS": 2, **constants}.items()]
     return compiled("\n".join([*lines, f'#include "{header}"', text, launch]), folder)
 
 

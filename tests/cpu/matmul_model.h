@@ -5,8 +5,6 @@
 // global memory, and ends behind C's edge in whole pieces of 16 bytes: both was seen on a GPU. With `late` it reads shared
 // memory in the wait that it needs, and not before.
 
-#include <unistd.h>
-
 #include "warp_model.h"
 
 inline float __expf(float x) { return expf(x); }
@@ -20,10 +18,18 @@ struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, line, unus
 
 static int shared_bytes;  // of a CTA, as launched
 static int cluster_size, ended[CTAS + 1];  // threads of each CTA, and of all
-static thread_local bool after_predecessor;
-static thread_local Group open_stores;
-static thread_local std::vector<Group> stores;
-static thread_local std::vector<u32> unfenced;  // pieces of 16 bytes that this thread wrote
+// What a thread has for itself here.
+struct More {
+  bool after_predecessor;
+  Group open_stores;
+  std::vector<Group> stores;
+  std::vector<u32> unfenced;                 // pieces of 16 bytes that this thread wrote
+  u32 met;                                   // rounds of the cluster's meeting
+  Group words;                               // copies of its own
+  std::vector<std::pair<u32, u32>> coming;   // words on their way from shared memory, and where they were
+};
+static More more_of_threads[CTAS * MOST_THREADS];
+inline More& mine() { return more_of_threads[own - of_threads]; }
 static char not_visible[CTAS][WINDOW / 16];        // to the copy engine, of each CTA
 
 inline void check_shared(u32 at, u32 bytes, u32 alignment) {
@@ -44,7 +50,6 @@ inline const char* origin(const Map& m, int x, int y, int z, int w) {
 
 // What signals a CTA of the cluster has to find it.
 inline Cta& peer(u32 rank) {
-  Lock lock;
   if (ended[rank] == blockDim.x) fail("a signal to a CTA that has ended");
   return ctas[rank];
 }
@@ -71,7 +76,7 @@ inline void load_to(Cta& to, const Map& m, u32 target, u32 barrier, int x, int y
 inline void load_box_to_all(u32 target, const void* map, u32 barrier, int x, int y, int z, int w, u16 mask) {
   const Map& m = *(const Map*)map;
   check_shared(target, m.box[1] * m.line, 128);
-  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if (!mine().after_predecessor) fail("a load before the kernels ahead are done");
   if (x * (i64)m.element % 16) fail("a box is loaded from %d bytes behind a multiple of 16", (int)(x * (i64)m.element % 16));
   for (int rank = 0; mask; ++rank, mask >>= 1)
     if (mask & 1) load_to(peer(rank), m, target, barrier, x, y, origin(m, x, y, z, w));
@@ -92,7 +97,7 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
   const Map m = *(const Map*)map;
   Cta& own = *cta;
   check_shared(from, m.box[1] * m.line, 128);
-  if (!after_predecessor) fail("a store before the kernels ahead are done");
+  if (!mine().after_predecessor) fail("a store before the kernels ahead are done");
   char* first = (char*)origin(m, x, y, z, w);
   if ((u64)first % 16) fail("illegal instruction: a box is stored %d bytes behind a multiple of 16", (int)((u64)first % 16));
   auto run = [=, &own] {
@@ -105,19 +110,20 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
         if (there) memcpy(first + r * (i64)m.strides[0] + byte, own.memory + at, 16);
       }
   };
-  if (late) open_stores.push_back(run); else run();
+  if (late) mine().open_stores.push_back(run); else run();
 }
 inline void commit_stores() {
-  stores.push_back(std::move(open_stores));
-  open_stores.clear();
+  mine().stores.push_back(std::move(mine().open_stores));
+  mine().open_stores.clear();
 }
 template <int PENDING> void wait_for_stores() {
+  auto& stores = mine().stores;
   for (; (int)stores.size() > PENDING; stores.erase(stores.begin()))
     for (auto& store : stores.front()) store();
 }
 inline void show_to_copy_engine() {
-  for (u32 piece : unfenced) not_visible[cta - ctas][piece] = 0;
-  unfenced.clear();
+  for (u32 piece : mine().unfenced) not_visible[cta - ctas][piece] = 0;
+  mine().unfenced.clear();
 }
 inline void check_visible(u32 at) {
   if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
@@ -125,7 +131,7 @@ inline void check_visible(u32 at) {
 inline void written(u32 at, u32 bytes) {
   check_shared(at, bytes, bytes);
   not_visible[cta - ctas][at / 16] = 1;
-  unfenced.push_back(at / 16);
+  mine().unfenced.push_back(at / 16);
 }
 // Shared memory that a kernel writes without assembly.
 template <class T> class Shared {
@@ -155,7 +161,7 @@ inline void send(u32 there, float a, float b, float c, float d, u32 barrier) {
 inline void arrive_in_cluster(u32 there) {
   const u32 rank = there / WINDOW - 1, at = there % WINDOW;
   if (rank >= (u32)cluster_size) fail("a signal to %u, which is no address in the cluster", there);
-  if (late && cta != ctas + rank) usleep(SIGNAL_US * ::cluster_rank());
+  if (late && cta != ctas + rank) fibers::sleep(SIGNAL_ROUNDS * ::cluster_rank());
   take(peer(rank), at, 1, 0);
 }
 // The PTX ISA leaves open which lane it is: here not the first.
@@ -165,7 +171,7 @@ inline void elect_one(u32& elected) {
 }
 inline void cluster_rank(u32& rank) { rank = ::cluster_rank(); }
 inline void cluster_meet() { meet(-1, cluster_size * blockDim.x, true, ctas[0]); }
-inline void wait_for_predecessor() { after_predecessor = true; }
+inline void wait_for_predecessor() { mine().after_predecessor = true; }
 template <class... T> void nothing(T&&...) {}
 
 // stmatrix: lane l says where row l % 8 of matrix l / 8 goes; turned, its pair of row l / 4 is one of column l / 4.
@@ -212,7 +218,7 @@ inline void exp2(float& y, float x) { y = exp2f(x); }
 
 // What hopper_rows.cu says: loads of global memory, mma, a cluster that meets in two steps.
 template <int COUNT> void load_global(const void* from, u32* to) {
-  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if (!mine().after_predecessor) fail("a load before the kernels ahead are done");
   if ((u64)from % (4 * COUNT)) fail("misaligned: %d bytes at %d behind a multiple", 4 * COUNT, (int)((u64)from % (4 * COUNT)));
   memcpy(to, from, 4 * COUNT);
 }
@@ -237,17 +243,12 @@ inline void store_at_peer(u32 at, u32 rank, float x) {
   check_shared(at, 4, 4);
   memcpy(peer(rank).memory + at, &x, 4);
 }
-static thread_local u32 met;
 inline void cluster_arrive() {
-  {
-    Lock lock;
-    met = ctas[0].meetings[-1].round;
-  }
+  mine().met = ctas[0].meetings[-1].round;
   meet(-1, cluster_size * blockDim.x, false, ctas[0]);
 }
 inline void cluster_wait() {
-  Lock lock;
-  wait_until(ctas[0].meetings[-1].changed, [] { return ctas[0].meetings[-1].round != met; }, "cluster", 0);
+  wait_while(ctas[0].meetings[-1].round, mine().met, "cluster", 0);
 }
 
 // What hopper_registers.cu says: wgmma with A in registers, parts of tiles that other CTAs wrote.
@@ -261,16 +262,15 @@ template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 
 }
 // What hopper_cluster_blocks.cuh says: words that a thread copies by itself, which with `late` are there when its arrival is,
 // and not before; A from shared memory to registers.
-static thread_local Group words;
 inline void copy_word(u32 to, const void* from) {
   check_shared(to, 4, 4);
-  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if (!mine().after_predecessor) fail("a load before the kernels ahead are done");
   auto run = [=, at = arena + to] { memcpy(at, from, 4); };
-  if (late) words.push_back(run); else run();
+  if (late) mine().words.push_back(run); else run();
 }
 inline void arrive_with_words(u32 at) {
-  for (auto& word : words) word();
-  words.clear();
+  for (auto& word : mine().words) word();
+  mine().words.clear();
   take(at, 1, 0);
 }
 inline void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 at) {
@@ -284,11 +284,10 @@ inline void load_shared_pair(float& x, float& y, u32 at) {
 
 // What hopper_weights.cu says. With `late` words of shared memory are on their way until the next wgmma, and registers
 // are read until wgmma is done: who overwrites either sooner is seen.
-static thread_local std::vector<std::pair<u32, u32>> coming;  // words, and where they were
 inline void load_shared_words(u32& x, u32 at) {
   check_shared(at, 4, 4);
   memcpy(&x, arena + at, 4);
-  if (late) coming.push_back({at, x});
+  if (late) mine().coming.push_back({at, x});
 }
 inline void load_shared_words(u32& x, u32& y, u32 at) {
   check_shared(at, 8, 8);
@@ -300,12 +299,12 @@ inline void load_shared_words(u32& x, u32& y, u32& z, u32& w, u32 at) {
 }
 struct Held { const u32 &x, &y, &z, &w; };
 template <int WIDE> void multiply_held(float* sums, Held a, u64 b, int accumulate, bool b_by_row) {
-  for (auto [at, word] : coming)
+  for (auto [at, word] : mine().coming)
     if (memcmp(arena + at, &word, 4)) fail("a word on its way from shared memory is overwritten, at %u", at);
-  coming.clear();
+  mine().coming.clear();
   const u32 read[4] = {a.x, a.y, a.z, a.w};
   multiply_fragments<WIDE>(sums, read, b, accumulate, b_by_row);
-  if (late) open_group.push_back([=] {
+  if (late) own->open_group.push_back([=] {
     if (a.x != read[0] || a.y != read[1] || a.z != read[2] || a.w != read[3]) fail("wgmma still reads its registers");
   });
 }
@@ -315,7 +314,7 @@ inline void store_words(u32 at, u32 x) {
 }
 inline void expect_more(u32 at, u32 bytes) { take(at, 0, bytes); }
 inline void follow_predecessor() {
-  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if (!mine().after_predecessor) fail("a load before the kernels ahead are done");
 }
 template <class Number> void load_number(u32& x, const void* from) {
   follow_predecessor();
@@ -325,11 +324,11 @@ inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_w
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const Task& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
   run_grid(grid, threads, products_late, [&] {
+    mine() = {};
     kernel();
-    if (!stores.empty() || !open_stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
-    if (!committed.empty() || !open_group.empty()) fail("wgmmas that nobody waits for");
-    if (!words.empty()) fail("a CTA ends with copies that nobody waits for");
-    Lock lock;
+    if (!mine().stores.empty() || !mine().open_stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
+    if (!own->committed.empty() || !own->open_group.empty()) fail("wgmmas that nobody waits for");
+    if (!mine().words.empty()) fail("a CTA ends with copies that nobody waits for");
     if (++ended[cta - ctas] == blockDim.x)
       for (auto& [name, meeting] : cta->meetings)
         if (name >= 0 && meeting.there) fail("a CTA ends while %u threads are at barrier %d", meeting.there, name);

@@ -118,7 +118,7 @@ _BARRIER = re.compile(r"bar\.(sync|arrive) (%\d|\d+), (%\d|\d+);")
 DEPTHS = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "s8": 32}  #: K of a wgmma of each type that the model has
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
 _STRING_OR_MACRO = re.compile(r'"(?:[^"\\]|\\.)*"|\w+')
-OF_HEADER = ("ELEMENT_BYTES", "MOST_SECONDS", "SIGNAL_US", "CTAS")  #: what matmul_model.h has from here
+OF_HEADER = ("ELEMENT_BYTES", "SIGNAL_ROUNDS", "CTAS")  #: what matmul_model.h has from here
 LAUNCH = """
 extern "C" void launch(int grid, int threads, int cluster, int bytes, int late, void **p) {
   const bool fits = threads == THREADS && cluster == %(peers)s && grid %% cluster == 0 && cluster <= CTAS;
@@ -257,16 +257,15 @@ class Model:
     """Stands for NVRTC and the driver where a kernel's module looks for them.
 
     late: whether wgmma and the copy engine read as late as their waits allow. change: what becomes of the kernel's text
-    first. seconds: after which a wait without an end is a failure. signal_us: what a late signal to another CTA takes,
-    for each CTA before its own."""
+    first. signal_rounds: turns of all threads that a late signal to another CTA takes, for each CTA before its own."""
 
     def __init__(
-        self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, seconds: int = 20,
-        signal_us: int = 2000, of: Kernel = CLUSTER,
+        self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, signal_rounds: int = 20,
+        of: Kernel = CLUSTER,
     ) -> None:  # fmt: skip
         self.of = of
         self.folder, self.late, self.change = folder, late, change
-        self.constants = {"MOST_SECONDS": seconds, "SIGNAL_US": signal_us, "CTAS": 4}
+        self.constants = {"SIGNAL_ROUNDS": signal_rounds, "CTAS": 4}
         self.sizes = {number: ELEMENT_BYTES.get(name, 4) for name, number in TENSOR_MAP_TYPES.items()}
         monkeypatch.setattr(of.module, "compile_cuda", self.compile_cuda)
         monkeypatch.setattr(cuda_call, "driver", lambda: self)

@@ -166,7 +166,7 @@ FAULTS = {
         "dual", "wait_barrier(empty + 8 * stage, phase ^ 1);\n            float", "float",
         "more arrivals than it counts|waits for ever|wrong"),
     "scales of columns are overwritten while a slow warp adds": (
-        "two strips", FREED, "if (last) free(), usleep(20000);", "wrong"),
+        "two strips", FREED, "if (last) free(), fibers::sleep(200);", "wrong"),
     "sums are added before wgmma is done": ("dual", waits(1), "", "wrong"),
     "the last sums are added before wgmma is done": ("one slice", waits(0), waits(1), "nobody waits for"),
     "A's registers are another slice's": ("two parts", "load_a((unit + 1) % UNITS);", "", "wrong"),
@@ -192,12 +192,12 @@ def test_faults_are_seen(model, name):
         assert there in text
         return text.replace(there, instead)
 
-    model(change=change, seconds=1 if "ever" in what else 20)
+    model(change=change)
     with pytest.raises(AssertionError, match=what):
         check(*CASES[case])
 
 
 def test_a_slow_warp_that_frees_late_is_right(model):
     """Of the fault above it is the order that is wrong, not the delay."""
-    model(change=lambda text: text.replace(FREED, FREED + " usleep(20000);"))
+    model(change=lambda text: text.replace(FREED, FREED + " fibers::sleep(200);"))
     check(*CASES["two strips"])
