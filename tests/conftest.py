@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -58,6 +59,15 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["TRITON_CACHE_DIR"] = str(cache.mkdir("triton"))
     knobs.cache.manager_class = KernelCache
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        atexit.register(os._exit, 0)  # the last that is called: see pytest_unconfigure
+
+
+def pytest_unconfigure() -> None:
+    """xdist's workers end without five last looks for garbage and without taking their modules apart: after a whole run
+    that takes longer than the ten seconds for which xdist waits. What was registered since they began is done."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
