@@ -8,14 +8,13 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <vector>
 
 namespace fibers {
 
-constexpr int STACK = 1 << 17, MOST_SLEEP = 256, MOST_IDLE = 4 * MOST_SLEEP;  // bytes, rounds
+constexpr int MOST = 2048, STACK = 1 << 17, MOST_SLEEP = 256, MOST_IDLE = 4 * MOST_SLEEP;  // threads, bytes, rounds
 
 struct Fiber {
-  char* stack = new char[STACK];  // and never deleted
+  char* stack;
   void* place[5];  // where it goes on
   const unsigned* watched;  // it waits for another value than it was
   unsigned was;
@@ -23,7 +22,7 @@ struct Fiber {
   int sleeps;
 };
 
-static std::vector<Fiber> all;  // the first `count` are of these threads; the others' stacks are kept
+static Fiber all[MOST];  // the first `count` are of these threads; the others' stacks are kept
 static int count, running, current, idle;
 static bool backwards;  // the last thread's turn is the first
 static uint64_t seed;
@@ -75,9 +74,11 @@ inline void sleep(int rounds = MOST_SLEEP) {
   for (; rounds > 0; rounds -= MOST_SLEEP) got_on(), all[current].sleeps = rounds < MOST_SLEEP ? rounds : MOST_SLEEP, wait();
 }
 __attribute__((noinline)) static void run(int threads) {
-  while ((int)all.size() < threads) all.emplace_back();
   count = running = threads, current = backwards ? count : -1, got_on();
-  for (int i = 0; i < count; ++i) all[i].watched = nullptr, all[i].begun = all[i].ended = false, all[i].sleeps = 0;
+  for (int i = 0; i < count; ++i) {
+    if (!all[i].stack) all[i].stack = (char*)malloc(STACK);
+    all[i].watched = nullptr, all[i].begun = all[i].ended = false, all[i].sleeps = 0;
+  }
   if (!__builtin_setjmp(caller)) give_turn();
 }
 

@@ -14,9 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <utility>
-#include <vector>
 
 #include "fibers.h"
 
@@ -60,40 +58,72 @@ inline u32 __byte_perm(u32 a, u32 b, u32 chosen) {
   return y;
 }
 
-struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
-struct Meeting { u32 there = 0, round = 0; };
+struct Barrier { u32 at, count, pending, phase; i64 bytes; };
+struct Meeting { u32 there, round; };
 struct Cta {
   char* memory;
-  std::map<u32, Barrier> barriers;
-  std::map<int, Meeting> meetings;
-  Meeting warps[16];
+  Barrier barriers[128];
+  u32 barrier_count;
+  Meeting of_names[18], warps[16];
   u32 lanes[16][2][32][6];
   u32 exchanges[512], running;  // of each thread; threads that have not ended
+
+  Meeting& meeting(int name) { return of_names[name + 2]; }  // OF_CLUSTER at least
+  Barrier& barrier(u32 at, bool begins = false) {
+    for (u32 i = 0; i < barrier_count; ++i)
+      if (barriers[i].at == at) return barriers[i];
+    if (!begins || barrier_count == 128) fprintf(stderr, "mbarrier %u: it has not begun, or too many have\n", at), abort();
+    barriers[barrier_count].at = at;
+    return barriers[barrier_count++];
+  }
 };
 static Cta ctas[CTAS];
 static Cta* cta;
 static Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
 #define arena (cta->memory)
-// What is done later. What std::function and std::deque bring is a sixth of a program's compilation.
-class Task {
+// What is done later, and lists. What std::function, std::deque, std::vector and std::map bring is half of a program's compilation.
+struct Task {
   void (*act)(void*, bool);
   void* what;
+  u32 group;
 
-public:
   template <class F> Task(const F& f) : act([](void* p, bool ends) { if (ends) delete (F*)p; else (*(F*)p)(); }), what(new F(f)) {}
-  Task(Task&& other) : act(other.act), what(other.what) { other.what = nullptr; }
-  Task& operator=(Task&& other) { return std::swap(act, other.act), std::swap(what, other.what), *this; }
-  ~Task() { if (what) act(what, true); }
   void operator()() const { act(what, false); }
 };
-typedef std::vector<Task> Group;
-// What a thread has for itself beside its stack.
-struct Own {
-  std::vector<Group> committed;
-  Group open_group;
+template <class T> struct List {
+  T* first;
+  u32 count, room;
+
+  void push_back(const T& x) {
+    if (count == room) first = (T*)realloc((void*)first, (room = 2 * room + 16) * sizeof(T));
+    first[count++] = x;
+  }
+  T* begin() const { return first; }
+  T* end() const { return first + count; }
 };
-constexpr int MOST_THREADS = 512;  // of a CTA
+// Tasks in groups, of which the last is open.
+struct Later {
+  List<Task> tasks;
+  u32 begun, done, open;  // tasks, groups
+
+  void push_back(Task task) { task.group = open, tasks.push_back(task); }
+  void commit() { ++open; }
+  void wait(u32 pending) {
+    for (; open - done > pending; ++done)
+      for (; begun < tasks.count && tasks.first[begun].group == done; ++begun) {
+        const Task task = tasks.first[begun];
+        task(), task.act(task.what, true);
+      }
+    if (begun == tasks.count) begun = tasks.count = 0;
+  }
+  bool empty() const { return open == done && tasks.count == 0; }
+  void clear() { begun = done = open = tasks.count = 0; }
+};
+// What a thread has for itself beside its stack.
+struct Own { Later products; };
+constexpr int MOST_THREADS = fibers::MOST / 4;  // of a CTA
+static_assert(CTAS <= 4);
 static Own of_threads[CTAS * MOST_THREADS], *own;
 static bool late;
 static int first_block_of_cluster;
@@ -114,20 +144,20 @@ inline void turn(Barrier& b) {
 }
 inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
   if (fibers::drawn() % 256 == 0) fibers::sleep(fibers::drawn() % 64);
-  Barrier& b = of.barriers.at(at);
+  Barrier& b = of.barrier(at);
   if (b.pending < arrivals) fprintf(stderr, "mbarrier %u: more arrivals than it counts\n", at), abort();
   b.pending -= arrivals, b.bytes += bytes;
   turn(b);
 }
 inline void take(u32 at, u32 arrivals, i64 bytes) { take(*cta, at, arrivals, bytes); }
 inline void barrier_init(u32 at, u32 count) {
-  Barrier& b = cta->barriers[at];
+  Barrier& b = cta->barrier(at, true);
   b.count = b.pending = count, b.phase = 0, b.bytes = 0;
 }
 inline void barrier_expect(u32 at, u32 bytes) { take(at, 1, bytes); }
 inline void barrier_arrive(u32 at) { take(at, 1, 0); }
 inline void barrier_wait(u32 at, u32 parity) {
-  Barrier& b = cta->barriers.at(at);
+  Barrier& b = cta->barrier(at);
   wait_while(b.phase, parity % 2, "mbarrier", at);
 }
 inline void end(Meeting& m) {
@@ -139,7 +169,7 @@ inline void meet(Meeting& m, u32 threads, bool waits, const char* what, u32 whic
   if (++m.there == threads) end(m);
   if (waits) wait_while(m.round, round, what, which);
 }
-inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) { meet(of.meetings[name], threads, waits, "barrier", name); }
+inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) { meet(of.meeting(name), threads, waits, "barrier", name); }
 inline void named_sync(int name, int threads) { meet(name, threads); }
 inline void named_arrive(int name, int threads) { meet(name, threads, false); }
 inline void __syncthreads() { meet(0, blockDim.x); }
@@ -325,7 +355,7 @@ template <int WIDE, class Sum, class Read> void multiply(Sum* sums, const Read& 
       sums[i] = sum;
     }
   };
-  if (late) own->open_group.push_back(run); else run();
+  if (late) own->products.push_back(run); else run();
 }
 template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -350,14 +380,9 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
   multiply<WIDE>(sums, [=] { return rows; }, b, b_by_row, accumulate);
 }
 inline void wgmma_fence() {}
-inline void wgmma_commit() {
-  own->committed.push_back(std::move(own->open_group));
-  own->open_group.clear();
-}
+inline void wgmma_commit() { own->products.commit(); }
 template <int PENDING> void wgmma_wait() {
-  auto& committed = own->committed;
-  for (; (int)committed.size() > PENDING; committed.erase(committed.begin()))
-    for (auto& product : committed.front()) product();
+  own->products.wait(PENDING);
   __syncwarp();
 }
 #ifdef KEYS
@@ -393,9 +418,9 @@ static void stand_at(int thread) {
   threadIdx.x = thread % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank, own = of_threads + thread;
 }
 static void run_thread() {
-  *own = {};
+  own->products.clear();
   (*body)();
-  Meeting& m = ctas[0].meetings[OF_CLUSTER];
+  Meeting& m = ctas[0].meeting(OF_CLUSTER);
   --cta->running;
   if (--running_threads == m.there && m.there) end(m);
 }
@@ -407,8 +432,10 @@ static void run_grid(int grid, int threads, bool products_late, const Task& kern
   for (int& block = first_block_of_cluster = late ? grid - cluster : 0; 0 <= block && block < grid; block += late ? -cluster : cluster) {
     for (Cta& one : ctas) {
       memset(one.memory, 0xff, WINDOW);  // NaN
-      one.barriers.clear(), one.meetings.clear(), one.running = threads;
-      memset(one.exchanges, 0, sizeof one.exchanges), memset(one.warps, 0, sizeof one.warps);
+      one.barrier_count = 0, one.running = threads;
+      for (auto& meeting : one.of_names) meeting = {};
+      for (auto& warp : one.warps) warp = {};
+      memset(one.exchanges, 0, sizeof one.exchanges);
     }
     fibers::run(running_threads = threads * cluster);
   }

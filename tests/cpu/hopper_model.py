@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti")
+OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables")
 HEADER = Path(__file__).with_name("hopper_model.h")
 WARPS = HEADER.with_name("warp_model.h")  #: with what warps do beside wgmma
 

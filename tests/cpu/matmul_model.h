@@ -18,15 +18,14 @@ struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, line, unus
 
 static int shared_bytes;  // of a CTA, as launched
 static int cluster_size, ended[CTAS + 1];  // threads of each CTA, and of all
+struct Coming { u32 at, word; };  // on its way, and where it was
 // What a thread has for itself here.
 struct More {
   bool after_predecessor;
-  Group open_stores;
-  std::vector<Group> stores;
-  std::vector<u32> unfenced;                 // pieces of 16 bytes that this thread wrote
-  u32 met;                                   // rounds of the cluster's meeting
-  Group words;                               // copies of its own
-  std::vector<std::pair<u32, u32>> coming;   // words on their way from shared memory, and where they were
+  Later stores, words;   // of the copy engine; copies of its own
+  List<u32> unfenced;    // pieces of 16 bytes that this thread wrote
+  u32 met;               // rounds of the cluster's meeting
+  List<Coming> coming;   // from shared memory
 };
 static More more_of_threads[CTAS * MOST_THREADS];
 inline More& mine() { return more_of_threads[own - of_threads]; }
@@ -110,20 +109,13 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
         if (there) memcpy(first + r * (i64)m.strides[0] + byte, own.memory + at, 16);
       }
   };
-  if (late) mine().open_stores.push_back(run); else run();
+  if (late) mine().stores.push_back(run); else run();
 }
-inline void commit_stores() {
-  mine().stores.push_back(std::move(mine().open_stores));
-  mine().open_stores.clear();
-}
-template <int PENDING> void wait_for_stores() {
-  auto& stores = mine().stores;
-  for (; (int)stores.size() > PENDING; stores.erase(stores.begin()))
-    for (auto& store : stores.front()) store();
-}
+inline void commit_stores() { mine().stores.commit(); }
+template <int PENDING> void wait_for_stores() { mine().stores.wait(PENDING); }
 inline void show_to_copy_engine() {
   for (u32 piece : mine().unfenced) not_visible[cta - ctas][piece] = 0;
-  mine().unfenced.clear();
+  mine().unfenced.count = 0;
 }
 inline void check_visible(u32 at) {
   if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
@@ -244,11 +236,11 @@ inline void store_at_peer(u32 at, u32 rank, float x) {
   memcpy(peer(rank).memory + at, &x, 4);
 }
 inline void cluster_arrive() {
-  mine().met = ctas[0].meetings[-1].round;
+  mine().met = ctas[0].meeting(-1).round;
   meet(-1, cluster_size * blockDim.x, false, ctas[0]);
 }
 inline void cluster_wait() {
-  wait_while(ctas[0].meetings[-1].round, mine().met, "cluster", 0);
+  wait_while(ctas[0].meeting(-1).round, mine().met, "cluster", 0);
 }
 
 // What hopper_registers.cu says: wgmma with A in registers, parts of tiles that other CTAs wrote.
@@ -269,8 +261,7 @@ inline void copy_word(u32 to, const void* from) {
   if (late) mine().words.push_back(run); else run();
 }
 inline void arrive_with_words(u32 at) {
-  for (auto& word : mine().words) word();
-  mine().words.clear();
+  mine().words.commit(), mine().words.wait(0);
   take(at, 1, 0);
 }
 inline void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 at) {
@@ -301,10 +292,10 @@ struct Held { const u32 &x, &y, &z, &w; };
 template <int WIDE> void multiply_held(float* sums, Held a, u64 b, int accumulate, bool b_by_row) {
   for (auto [at, word] : mine().coming)
     if (memcmp(arena + at, &word, 4)) fail("a word on its way from shared memory is overwritten, at %u", at);
-  mine().coming.clear();
+  mine().coming.count = 0;
   const u32 read[4] = {a.x, a.y, a.z, a.w};
   multiply_fragments<WIDE>(sums, read, b, accumulate, b_by_row);
-  if (late) own->open_group.push_back([=] {
+  if (late) own->products.push_back([=] {
     if (a.x != read[0] || a.y != read[1] || a.z != read[2] || a.w != read[3]) fail("wgmma still reads its registers");
   });
 }
@@ -324,14 +315,15 @@ inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_w
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const Task& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
   run_grid(grid, threads, products_late, [&] {
-    mine() = {};
+    mine().stores.clear(), mine().words.clear();
+    mine().after_predecessor = false, mine().unfenced.count = mine().coming.count = 0;
     kernel();
-    if (!mine().stores.empty() || !mine().open_stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
-    if (!own->committed.empty() || !own->open_group.empty()) fail("wgmmas that nobody waits for");
+    if (!mine().stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
+    if (!own->products.empty()) fail("wgmmas that nobody waits for");
     if (!mine().words.empty()) fail("a CTA ends with copies that nobody waits for");
     if (++ended[cta - ctas] == blockDim.x)
-      for (auto& [name, meeting] : cta->meetings)
-        if (name >= 0 && meeting.there) fail("a CTA ends while %u threads are at barrier %d", meeting.there, name);
+      for (int name = 0; name < 16; ++name)
+        if (const u32 there = cta->meeting(name).there) fail("a CTA ends while %u threads are at barrier %d", there, name);
     if (++ended[CTAS] == cluster_size * blockDim.x) memset(ended, 0, sizeof ended);
   }, cluster);
 }

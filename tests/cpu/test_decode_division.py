@@ -23,6 +23,7 @@ TILE, COST, SNAP = 64, 1, 1
 NUMBERS = "program batch head row0 keys begin end count which first joined".split()
 #: in place of attention_hopper_decode_run.cuh; one warp does what all warps do alike
 NOTES = """
+#include <vector>
 constexpr int K_BYTES = 0, V_BYTES = 0, Q_PITCH = 0;
 struct Place {};
 struct Piece { int program, batch, head, row0, keys, begin, end, count, which, first, joined; };
