@@ -104,12 +104,12 @@ if hasattr(tma, "async_load"):  # 3.8 and newer; 3.9 refuses the former names
     @gluon.jit
     def tma_load(descriptor, coordinates, barrier, target):
         """Start a TMA copy of one block to shared memory; `barrier` counts its bytes as they arrive."""
-        tma.async_load(descriptor, coordinates, barrier, target)
+        tma.async_load(descriptor, coordinates, barrier, target)  # pyright: ignore[reportAttributeAccessIssue]
 
     @gluon.jit
     def tma_store(descriptor, coordinates, source):
         """Start a TMA copy of one block from shared memory; `tma.store_wait` orders what comes after."""
-        tma.async_store(descriptor, coordinates, source)
+        tma.async_store(descriptor, coordinates, source)  # pyright: ignore[reportAttributeAccessIssue]
 
 else:
 
