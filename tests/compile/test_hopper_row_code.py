@@ -35,8 +35,20 @@ def test_all_loads_of_a_whole_turn_are_in_flight_without_a_guard(config, k, dtyp
     assert whole.count("ld.global.v4") == config.stages, "a unit of A in one load"
     assert "bra" not in loads
     assert "@" not in loads
-    assert (B_LOAD in multiplied) == (k % (8 * config.turn * config.cluster_k) != 0), "a short turn where one may come"
+    rows = 8 * config.turn(MatmulProblem.contiguous(1, 4096, k, dtype=dtype)) * config.cluster_k
+    assert (B_LOAD in multiplied) == (k % rows != 0), "a short turn where one may come"
     assert "wgmma" not in before + after
+
+
+@pytest.mark.parametrize(("dtype", "pieces"), [("fp32", 2), ("fp64", 4)])
+@pytest.mark.parametrize("config", [NARROW, NARROW.with_knobs(num_warps=8, stages=2)], ids=["one unit", "two units"])
+def test_wider_types_have_as_many_loads_in_flight(config, dtype, pieces):
+    """pieces: of 16 bytes that 8 elements of A take."""
+    after = compiled(config, dtype=dtype).asm.split("griddepcontrol.wait;")[1]
+    whole = after.split(f"fma.rn.f{dtype[2:]}", 1)[0]
+    assert whole.count(B_LOAD) == 8 * config.stages
+    assert whole.count("ld.global.v4") == pieces * config.stages
+    assert "@" not in whole[whole.index(B_LOAD) :]
 
 
 @pytest.mark.parametrize("k", [4000, 4093])
