@@ -11,23 +11,19 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config_hopper import TMA_BYTES, tma_reads, why_not_bare, why_not_walked
-from .config_shares import CTA_BYTES, SharedConfig
-from .problem import DTYPE_BYTES, MatmulProblem
+from .config_shares import CTA_BYTES, Costs, SharedConfig, shared_us
+from .problem import MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_LAUNCH_US, _TILE_US, _STORE_KB_US = 2.486, 0.376, 0.01803
-_CUT_US = 3.176  #: where tiles are cut, the last CTA is waited for
-_PART_US = 1.311  #: a part is waited for, written and read again
-_CUT_PACE = 1.093  #: what multiplying takes longer where tiles are cut
+_MODEL = Costs(
+    launch=2.486, tile=0.376, store_kb=0.01803, narrow_kb=0.02572, narrow_written=3.149,
+    cut=3.176, cut_pace=1.093, part=1.311, alone=0.7925,
+    bandwidth_share=0.7817, second=0.7347, second_mb=0.5567,
+)  # fmt: skip
 #: multiplications from which on the chip's power decides the clock, and what a tile reads again is power: paces then
 _POWER_LIMITED = 1 << 33
 _LONG_PACES = {(128, 112): 0.985, (128, 128): 1.0, (96, 160): 1.01, (128, 64): 1.015, (160, 96): 1.03}
 _OTHER_FACTOR = 1.15  #: times what the other tiles take else
-_NARROW_KB_US = 0.02572  #: where rows of C do not allow 16 bytes at a time
-_BANDWIDTH_SHARE = 0.7817  #: of the memory's rate, what is reached
-_NARROW_WRITTEN = 3.149  #: bytes that one of such a C counts as
-_ALONE = 0.7925  #: times that a tile takes where an SM has one CTA of two
-_SECOND_US, _SECOND_MB_US = 0.7347, 0.5567  #: a second launch that adds up parts of K
 _MOST_STAGES = 6
 LEAST_SIDE = 8  #: of C
 
@@ -101,27 +97,12 @@ class PreciseConfig(SharedConfig):
 
 
 def estimate_us(problem: MatmulProblem, config: PreciseConfig, gpu: Gpu) -> float:
-    """The model's time of the product, without copies: what the SM with the longest share does."""
-    tile, area, size = config.tile, config.block_m * config.block_n, DTYPE_BYTES["fp64"]
-    kilobytes, is_narrow = area * size / 1000, not config.stores_wide(problem)
+    """The model's time of the product, without copies."""
+    tile, area = config.tile, config.block_m * config.block_n
     long = problem.m * problem.n * problem.k * problem.batches >= _POWER_LIMITED
     pace = _LONG_PACES.get((config.block_m, config.block_n), _OTHER_FACTOR * tile.pace) if long else tile.pace
     tile_us = area * config.slices(problem) * config.block_k * pace * tile.resident / _DMMA_PER_US
-    tile_us *= _CUT_PACE if config.split else 1
-    if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
-        tile_us *= _ALONE
-    rounds, share, parts = config.longest(problem)
-    time_us = _LAUNCH_US + rounds * tile_us
-    if share:
-        time_us += _CUT_US + share * tile_us + parts * _PART_US
-        rounds += max(1, share)
-    stored_us = (_STORE_KB_US + _NARROW_KB_US * is_narrow) * kilobytes
-    time_us += (rounds - 1) * _TILE_US / tile.resident + rounds * stored_us
-    moved = problem.bytes + is_narrow * (_NARROW_WRITTEN - 1) * problem.m * problem.n * problem.batches * size
-    time_us = (time_us**4 + (moved / (_BANDWIDTH_SHARE * gpu.bandwidth_gbs * 1e3)) ** 4) ** 0.25
-    if config.split_k > 1:
-        time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
-    return time_us
+    return shared_us(problem, config, tile.resident, tile_us, _MODEL, gpu)
 
 
 def precise_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[PreciseConfig]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -175,3 +176,48 @@ class SharedConfig(TiledConfig, PartsConfig):
         if cut := self.tiles(problem) - self.whole_tiles(problem):
             return [f"{cut} of them cut along K into equal shares; {self.workspace_bytes(problem)} bytes for parts"]
         return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What a schedule takes beside multiplying. Times in us, of kilobytes of a tile where they say kb."""
+
+    launch: float  #: with the first slice and the last store
+    tile: float  #: between a CTA's tiles
+    store_kb: float
+    narrow_kb: float  #: where rows of C do not allow 16 bytes at a time
+    narrow_written: float  #: bytes of memory that one of such a C counts as
+    cut: float  #: where tiles are cut, the last CTA is waited for
+    cut_pace: float  #: times what multiplying takes where tiles are cut
+    part: float  #: a part is waited for
+    part_kb: float = 0.0  #: and written and read again
+    alone: float  #: times that a tile takes where an SM has one CTA of two
+    bandwidth_share: float  #: of the memory's rate, what is reached
+    second: float  #: a second launch that adds up parts of K
+    second_mb: float  #: of all parts
+
+
+def shared_us(
+    problem: MatmulProblem, config: SharedConfig, resident: int, tile_us: float, costs: Costs, gpu: Gpu
+) -> float:
+    """The model's time of the product, without copies: what the SM with the longest share does.
+
+    resident: CTAs of an SM. tile_us: what multiplying a whole tile takes them.
+    """
+    size = DTYPE_BYTES[problem.dtype_a]
+    kilobytes, is_narrow = config.block_m * config.block_n * size / 1000, not config.stores_wide(problem)
+    tile_us *= costs.cut_pace if config.split else 1
+    if resident > 1 and config.ctas(problem) <= config.programs // resident:
+        tile_us *= costs.alone
+    rounds, share, parts = config.longest(problem)
+    time_us = costs.launch + rounds * tile_us
+    if share:
+        time_us += costs.cut + share * tile_us + parts * (costs.part + costs.part_kb * kilobytes)
+        rounds += max(1, share)
+    stored_us = (costs.store_kb + costs.narrow_kb * is_narrow) * kilobytes
+    time_us += (rounds - 1) * costs.tile / resident + rounds * stored_us
+    moved = problem.bytes + is_narrow * (costs.narrow_written - 1) * problem.m * problem.n * problem.batches * size
+    time_us = (time_us**4 + (moved / (costs.bandwidth_share * gpu.bandwidth_gbs * 1e3)) ** 4) ** 0.25
+    if config.split_k > 1:
+        time_us += costs.second + costs.second_mb * config.added_megabytes(problem)
+    return time_us

@@ -13,22 +13,16 @@ from typing import Any
 
 from ...gpu import Gpu
 from .config_hopper import TMA_BYTES, tma_reads, why_not_bare, why_not_walked
-from .config_shares import CTA_BYTES, SharedConfig
+from .config_shares import CTA_BYTES, Costs, SharedConfig, shared_us
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 2.448  #: with the first slice and the last store
-_TILE_US = 0.673  #: between a CTA's tiles
-_STORE_KB_US = 0.04492  #: of a tile
-_NARROW_KB_US = 0.01006  #: where rows of C do not allow 16 bytes at a time
-_CUT_US, _CUT_PACE = 2.158, 1.02  #: where tiles are cut: for the last CTA, and times what multiplying takes
-_PART_US = 0.2491  #: a part is waited for
-_PART_KB_US = 0.03244  #: and written and read again
-_BANDWIDTH_SHARE = 0.8016  #: of the memory's rate, what is reached
-_NARROW_WRITTEN = 1.786  #: bytes that one of such a C counts as
-_SECOND_US, _SECOND_MB_US = 0.4679, 0.461  #: a second launch that adds up parts of K
-_ALONE = 0.6669  #: times that a tile takes where an SM has one CTA of two
+_MODEL = Costs(
+    launch=2.448, tile=0.673, store_kb=0.04492, narrow_kb=0.01006, narrow_written=1.786,
+    cut=2.158, cut_pace=1.02, part=0.2491, part_kb=0.03244,
+    alone=0.6669, bandwidth_share=0.8016, second=0.4679, second_mb=0.461,
+)  # fmt: skip
 #: multiplications of an SM that an element costs, by `Feed`
 _COSTS = (0.0, 11.05, 14.09, 10.68, 3.919)
 _MOST_STAGES = 12
@@ -163,27 +157,12 @@ class StreamConfig(SharedConfig):
 
 
 def estimate_us(problem: MatmulProblem, config: StreamConfig, gpu: Gpu) -> float:
-    """The model's time of the product, without copies: what the SM with the longest share does."""
-    tile, area, size = config.tile, config.block_m * config.block_n, DTYPE_BYTES["fp32"]
-    kilobytes, is_narrow = area * size / 1000, not config.stores_wide(problem)
-    slices = config.slices(problem)
+    """The model's time of the product, without copies."""
+    tile = config.tile
     lanes = config.block_m * _COSTS[config.feed(problem, "a")] + config.block_n * _COSTS[config.feed(problem, "b")]
-    tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
-    tile_us *= _CUT_PACE if config.split else 1
-    if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
-        tile_us *= _ALONE
-    rounds, share, parts = config.longest(problem)
-    time_us = _LAUNCH_US + rounds * tile_us
-    if share:
-        time_us += _CUT_US + share * tile_us + parts * (_PART_US + _PART_KB_US * kilobytes)
-        rounds += max(1, share)
-    stored_us = (_STORE_KB_US + _NARROW_KB_US * is_narrow) * kilobytes
-    time_us += (rounds - 1) * _TILE_US / tile.resident + rounds * stored_us
-    moved = problem.bytes + is_narrow * (_NARROW_WRITTEN - 1) * problem.m * problem.n * problem.batches * size
-    time_us = (time_us**4 + (moved / (_BANDWIDTH_SHARE * gpu.bandwidth_gbs * 1e3)) ** 4) ** 0.25
-    if config.split_k > 1:
-        time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
-    return time_us
+    work = config.block_m * config.block_n * tile.pace + lanes
+    tile_us = tile.resident * work * config.slices(problem) * config.block_k / _FMA_PER_US
+    return shared_us(problem, config, tile.resident, tile_us, _MODEL, gpu)
 
 
 def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:

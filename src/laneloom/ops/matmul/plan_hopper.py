@@ -36,7 +36,7 @@ from .plan_blocks import scaled_configs
 from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
 from .plan_half import half_best
-from .plan_wide import wide_configs
+from .plan_wide import ROW_REASON, wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
@@ -316,7 +316,7 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
             "one row against rows of B: streamed once, multiplied by FMA",
         )
     if (row := stream_row(problem, gpu)) is not None:
-        yield row, "one row against B along N: streamed once, multiplied by FMA"
+        yield row, ROW_REASON
     if in_place and _streams(problem, gpu):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
