@@ -24,7 +24,7 @@ from .mode import NEAREST, Mode, flush, refuse_rounding
 from .operands import BITS, DTYPE, FLOATS, Read, Write, read, read_mask, read_scalar, write
 from .output_modifiers import output_modifier
 from .state import U32, Waves
-from .tininess import denormal_before_packing
+from .tininess import Exact, denormal_before_packing
 
 Step = Callable[[Waves], None]
 
@@ -58,7 +58,7 @@ class Op:
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
     halves: str = ""  #: the type of the two halves of the result, which clamp and omod change
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
-    exact: Callable | None = None  #: `fn` on fractions, of results that the denormal mode has to know before rounding
+    exact: Exact | None = None  #: `fn` on fractions, of results that the denormal mode has to know before rounding
     build: Builder | None = None  #: makes the whole closure: the operands do not fit `dst = fn(*sources)`
     dpp: bool = True  #: `build` knows DPP
     sdwa: bool = False  #: `build` knows SDWA

@@ -16,6 +16,7 @@ from ..isa.parse import Instruction, Operand
 from ..isa.registers import results
 from .alu import Builder, Step, Target
 from .buffer_access import Buffer
+from .dots import bf16_to_f32, flush_bf16, to_bf16
 from .flat_access import FlatAddress
 from .floating import MAX_IEEE, MAX_NUM, MIN_IEEE, MIN_NUM
 from .global_access import global_addresses
@@ -52,15 +53,7 @@ def _packed_sum(m, d):
 
 
 def _bf16_sum(m, d):
-    def widen(x):
-        return (x.astype(U32) << U32(16)).view(np.float32)
-
-    total = (widen(m) + widen(d)).view(U32)
-    return ((total + U32(0x7FFF) + ((total >> U32(16)) & U32(1))) >> U32(16)).astype(np.uint16)
-
-
-def _flush_bf16(x: np.ndarray) -> np.ndarray:
-    return np.where(x & np.uint16(0x7F80), x, x & np.uint16(0x8000))
+    return to_bf16(bf16_to_f32(m) + bf16_to_f32(d))
 
 
 def _packed(kind: str, of_halves: Callable = lambda combine: combine) -> Combine:
@@ -94,7 +87,7 @@ def _in_mode(combine: Combine, kind: str, target: Target) -> Combine:
         return combine
 
     def flushed(x: np.ndarray) -> np.ndarray:
-        return _flush_bf16(x) if kind == "bf16" else flush(x, kind)
+        return flush_bf16(x) if kind == "bf16" else flush(x, kind)
 
     def result(*operands):
         values = [flushed(x) if inputs else x for x in operands]

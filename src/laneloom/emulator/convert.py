@@ -13,7 +13,7 @@ from .float16 import narrow, widen
 from .floating import quieted
 from .mode import DOWN, NEAREST, UP, ZERO
 from .rounding import round_to
-from .tininess import itself, narrowed
+from .tininess import ITSELF, NARROWED
 
 # -- between floats ----------------------------------------------------------------------------------------------------
 
@@ -31,10 +31,10 @@ def to_f16(rounding: int = NEAREST) -> Callable:
     return function
 
 
-vector("v_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16, exact=itself)
+vector("v_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16, exact=ITSELF)
 vector("v_cvt_f32_f16", "f32", "f16", widen)
 vector(
-    "v_cvt_f32_f64", "f32", "f64", round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r), exact=narrowed
+    "v_cvt_f32_f64", "f32", "f64", round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r), exact=NARROWED
 )
 vector("v_cvt_f64_f32", "f64", "f32", lambda x: x.astype(np.float64))
 _towards_zero = to_f16(ZERO)

@@ -21,6 +21,7 @@ from .carry import two_results
 from .floating import quieted
 from .mode import DOWN, NEAREST, UP, Mode
 from .rounding import FMA, fma_f32, fma_f64, scaled_fma_directed, scaled_fma_f32, scaled_fma_f64
+from .tininess import Exact
 
 _FORMAT = {  # unsigned type, fraction bits, exponent mask
     np.dtype(np.float16): (np.uint16, 10, 0x1F),
@@ -96,11 +97,11 @@ def refined(fma: Callable, scaled_fma: Callable, power: int) -> Callable:
     return function
 
 
-def _exact(power: int) -> Callable:
+def _exact(power: int) -> Exact:
     def function(a: Fraction, b: Fraction, c: Fraction, scale_back: Fraction) -> Fraction:
         return (a * b + c) * (Fraction(2) ** (power if abs(c) >= 2 else -power) if scale_back else 1)
 
-    return function
+    return Exact(function)
 
 
 for _kind, _fma, _scaled_fma, _power in (("f32", fma_f32, scaled_fma_f32, 64), ("f64", fma_f64, scaled_fma_f64, 128)):

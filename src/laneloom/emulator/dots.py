@@ -40,7 +40,8 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), (raw >> U32(16)) | U32(0x40), rounded).astype(_U16)
 
 
-def _flush_bf16(x: np.ndarray) -> np.ndarray:
+def flush_bf16(x: np.ndarray) -> np.ndarray:
+    """bfloat16 bits, denormals as zeros of their sign."""
     return np.where(x & 0x7F80, x, x & 0x8000).astype(_U16)
 
 
@@ -95,12 +96,12 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
             c = np.asarray(addend(g))
             pairs = [np.broadcast_to(x.view(_U16), (*x.shape[:-1], 2)) for x in (a(g), b(g))]
             if result == "bf16":  # the guides: to nearest even, denormals are zeros, whatever the mode says
-                c, pairs = _flush_bf16(c), [_flush_bf16(x) for x in pairs]
+                c, pairs = flush_bf16(c), [flush_bf16(x) for x in pairs]
             c = c if result == "f32" else widen(c)
             c = (-c if negate_c else c).view(U32)
             total = dot_pairs(pairs[0], pairs[1], c, of, target.mode.f16_overflow)
             if result == "bf16":
-                return _flush_bf16(to_bf16(total.view(np.float32)))
+                return flush_bf16(to_bf16(total.view(np.float32)))
             return total.view(np.float32 if result == "f32" else np.float16)
 
         total_of = together if target.gpu.major in (11, 12) and not target.gpu.is_cdna5 else in_turn

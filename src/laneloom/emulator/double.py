@@ -7,18 +7,18 @@ import numpy as np
 from .alu import vector
 from .floating import declare_extrema, exponent, fraction, fraction_directed, mantissa, scale_by_power
 from .rounding import ADD, FMA, MUL, fma_f64, ldexp_directed
-from .tininess import exact_fused_sum, exact_product, times_power
+from .tininess import FUSED_SUM, LDEXP, PRODUCT
 
 vector("v_add_f64", "f64", "f64 f64", np.add, rounded=ADD["f64"])
-vector("v_mul_f64", "f64", "f64 f64", np.multiply, rounded=MUL["f64"], exact=exact_product)
-vector("v_fma_f64 v_fmamk_f64 v_fmaak_f64", "f64", "f64 f64 f64", fma_f64, rounded=FMA["f64"], exact=exact_fused_sum)
+vector("v_mul_f64", "f64", "f64 f64", np.multiply, rounded=MUL["f64"], exact=PRODUCT)
+vector("v_fma_f64 v_fmamk_f64 v_fmaak_f64", "f64", "f64 f64 f64", fma_f64, rounded=FMA["f64"], exact=FUSED_SUM)
 declare_extrema("f64")
 for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
     vector(f"v_{_name}_f64", "f64", "f64", _function)
 vector("v_fract_f64", "f64", "f64", fraction, rounded=fraction_directed(ADD["f64"]))
 vector("v_frexp_mant_f64", "f64", "f64", mantissa)
 vector("v_frexp_exp_i32_f64", "i32", "f64", lambda x: exponent(x).astype(np.int32))
-vector("v_ldexp_f64", "f64", "f64 i32", scale_by_power, rounded=ldexp_directed, exact=times_power)
+vector("v_ldexp_f64", "f64", "f64 i32", scale_by_power, rounded=ldexp_directed, exact=LDEXP)
 
 
 def _two_over_pi() -> int:

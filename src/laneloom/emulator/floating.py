@@ -10,14 +10,14 @@ from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
 from .mode import NEAREST, flush
 from .rounding import ADD, FMA, MUL, SUB, fma_f32, ldexp_directed
-from .tininess import denormal_before_packing, exact_fused_sum, exact_product, times_power
+from .tininess import FUSED_SUM, LDEXP, PRODUCT, denormal_before_packing
 
 vector("v_add_f32", "f32", "f32 f32", np.add, rounded=ADD["f32"])
 vector("v_sub_f32", "f32", "f32 f32", np.subtract, rounded=SUB["f32"])
 vector("v_subrev_f32", "f32", "f32 f32", lambda a, b: b - a, rounded=lambda r: lambda a, b: SUB["f32"](r)(b, a))
-vector("v_mul_f32", "f32", "f32 f32", np.multiply, rounded=MUL["f32"], exact=exact_product)
-vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=exact_fused_sum)
-vector("v_fmac_f32", "f32", "f32 f32 f32", fma_f32, reads_dst=True, rounded=FMA["f32"], exact=exact_fused_sum)
+vector("v_mul_f32", "f32", "f32 f32", np.multiply, rounded=MUL["f32"], exact=PRODUCT)
+vector("v_fma_f32 v_fmamk_f32 v_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=FUSED_SUM)
+vector("v_fmac_f32", "f32", "f32 f32 f32", fma_f32, reads_dst=True, rounded=FMA["f32"], exact=FUSED_SUM)
 
 
 def multiply_dx9(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -43,7 +43,7 @@ def _dx9_rounded(operation: Callable) -> Callable:
 def _fused_dx9(rounding: int = NEAREST) -> Callable:
     """Denormals are zeros whatever the mode says (rocjitsu, measured on gfx1100 and gfx1201)."""
     operation = fma_dx9 if rounding == NEAREST else _dx9_rounded(FMA["f32"])(rounding)
-    operation = denormal_before_packing(operation, exact_fused_sum, "f32", rounding)
+    operation = denormal_before_packing(operation, FUSED_SUM, "f32", rounding)
     return lambda *operands: flush(operation(*[flush(x, "f32") for x in operands]), "f32")
 
 
@@ -235,4 +235,4 @@ for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, 
 vector("v_fract_f32", "f32", "f32", fraction, rounded=fraction_directed(ADD["f32"]))
 vector("v_frexp_mant_f32", "f32", "f32", mantissa)
 vector("v_frexp_exp_i32_f32", "i32", "f32", lambda x: exponent(x).astype(np.int32))
-vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power, rounded=ldexp_directed, exact=times_power)
+vector("v_ldexp_f32", "f32", "f32 i32", scale_by_power, rounded=ldexp_directed, exact=LDEXP)

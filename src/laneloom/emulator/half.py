@@ -15,7 +15,7 @@ from .operands import Read, read, write
 from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, ldexp_directed, multiply_f16, subtract_f16
 from .state import Waves
-from .tininess import exact_fused_sum, exact_product
+from .tininess import FUSED_SUM, PRODUCT
 
 vector("v_add_f16", "f16", "f16 f16", add_f16, rounded=ADD["f16"])
 vector("v_sub_f16", "f16", "f16 f16", subtract_f16, rounded=SUB["f16"])
@@ -26,9 +26,9 @@ vector(
     lambda a, b: subtract_f16(b, a),
     rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a),
 )
-vector("v_mul_f16", "f16", "f16 f16", multiply_f16, rounded=MUL["f16"], exact=exact_product)
-vector("v_fma_f16 v_fmamk_f16 v_fmaak_f16", "f16", "f16 f16 f16", fma_f16, rounded=FMA["f16"], exact=exact_fused_sum)
-vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA["f16"], exact=exact_fused_sum)
+vector("v_mul_f16", "f16", "f16 f16", multiply_f16, rounded=MUL["f16"], exact=PRODUCT)
+vector("v_fma_f16 v_fmamk_f16 v_fmaak_f16", "f16", "f16 f16 f16", fma_f16, rounded=FMA["f16"], exact=FUSED_SUM)
+vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA["f16"], exact=FUSED_SUM)
 declare_extrema("f16")
 for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
     vector(f"v_{_name}_f16", "f16", "f16", _function)

@@ -18,7 +18,7 @@ from .operands import read_scalar
 from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
 from .state import Waves
-from .tininess import exact_fused_sum, exact_product, itself
+from .tininess import FUSED_SUM, ITSELF, PRODUCT
 from .transcendental import FUNCTIONS, half, single
 
 
@@ -33,8 +33,8 @@ for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
     _two, _three = f"{_kind} {_kind}", f"{_kind} {_kind} {_kind}"
     scalar(f"s_add_{_kind}", _kind, _two, np.add, rounded=ADD[_kind])
     scalar(f"s_sub_{_kind}", _kind, _two, np.subtract, rounded=SUB[_kind])
-    scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind], exact=exact_product)
-    scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind], exact=exact_fused_sum)
+    scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind], exact=PRODUCT)
+    scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind], exact=FUSED_SUM)
     for _name, _ieee, _num in (("max", MAX_IEEE, MAX_NUM), ("min", MIN_IEEE, MIN_NUM)):
         scalar(f"s_{_name}_num_{_kind}", _kind, _two, _num, keeps_result=True)
         special(f"s_{_name}_{_kind}", _by_mode(_kind, _ieee, _num))
@@ -44,13 +44,13 @@ for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
         scalar(f"s_{_name}_{_kind}", _kind, _kind, _function)
     for _name, _relation in FLOAT_RELATIONS.items():
         scalar(f"s_cmp_{_name}_{_kind}", "", _two, lambda a, b, f=_relation: (None, f(a, b)), "returned")
-scalar("s_fmamk_f32 s_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=exact_fused_sum)
+scalar("s_fmamk_f32 s_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"], exact=FUSED_SUM)
 
 _towards_zero = to_f16(ZERO)
 for _kind, _dtype in (("i32", I32), ("u32", U32)):
     scalar(f"s_cvt_f32_{_kind}", "f32", _kind, round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
     scalar(f"s_cvt_{_kind}_f32", _kind, "f32", to_integer(_dtype))
-scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16, exact=itself)
+scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16, exact=ITSELF)
 scalar("s_cvt_f32_f16", "f32", "f16", widen)
 
 

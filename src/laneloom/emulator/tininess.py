@@ -8,6 +8,7 @@ ldexp and FP64 made FP32 what counts is the exact value (bjacob/goc, by values o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -17,32 +18,19 @@ from .mode import DOWN, NEAREST, UP, ZERO
 _FORMATS = {"f16": (np.float16, 11), "f32": (np.float32, 24), "f64": (np.float64, 53)}
 
 
-def exact_product(a: Fraction, b: Fraction) -> Fraction:
-    """For `Op.exact`."""
-    return a * b
+@dataclass(frozen=True)
+class Exact:
+    """The exact result of an operation on fractions, and whether hardware rounds it before it looks for denormals."""
+
+    value: Callable[..., Fraction]
+    is_rounded: bool = True
 
 
-def exact_fused_sum(a: Fraction, b: Fraction, c: Fraction) -> Fraction:
-    """For `Op.exact`."""
-    return a * b + c
-
-
-def itself(x: Fraction) -> Fraction:
-    """For `Op.exact` of conversions."""
-    return x
-
-
-def narrowed(x: Fraction) -> Fraction:
-    """For `Op.exact` of FP64 made FP32."""
-    return x
-
-
-def times_power(x: Fraction, power: Fraction) -> Fraction:
-    """For `Op.exact` of ldexp."""
-    return x * Fraction(2) ** int(power)
-
-
-_BEFORE_ALL_ROUNDING = (narrowed, times_power)
+PRODUCT = Exact(lambda a, b: a * b)
+FUSED_SUM = Exact(lambda a, b, c: a * b + c)
+ITSELF = Exact(lambda x: x)  #: conversions
+NARROWED = Exact(lambda x: x, is_rounded=False)  #: FP64 made FP32
+LDEXP = Exact(lambda x, power: x * Fraction(2) ** int(power), is_rounded=False)
 
 
 def _is_tiny(value: Fraction, least: Fraction, precision: int, rounding: int) -> bool:
@@ -54,12 +42,12 @@ def _is_tiny(value: Fraction, least: Fraction, precision: int, rounding: int) ->
     return size < 1
 
 
-def denormal_before_packing(fn: Callable, exact: Callable, kind: str, rounding: int) -> Callable:
+def denormal_before_packing(fn: Callable, exact: Exact, kind: str, rounding: int) -> Callable:
     """`fn`, whose results that are the least normal number by the rounding of denormals alone are halved, so that they
     are flushed."""
     dtype, precision = _FORMATS[kind]
     least = np.finfo(dtype).tiny
-    rounding = ZERO if exact in _BEFORE_ALL_ROUNDING else rounding
+    rounding = rounding if exact.is_rounded else ZERO
 
     def function(*operands: np.ndarray) -> np.ndarray:
         result = np.asarray(fn(*operands))
@@ -68,7 +56,7 @@ def denormal_before_packing(fn: Callable, exact: Callable, kind: str, rounding: 
             return result
         result = result.copy()
         sources = [np.broadcast_to(x, result.shape)[at].tolist() for x in operands]
-        values = [exact(*map(Fraction, row)) for row in zip(*sources, strict=True)]
+        values = [exact.value(*map(Fraction, row)) for row in zip(*sources, strict=True)]
         tiny = [_is_tiny(v, Fraction(float(least)), precision, rounding) for v in values]
         result[at] = np.where(tiny, result[at] / 2, result[at])
         return result
