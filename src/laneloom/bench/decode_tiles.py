@@ -50,10 +50,7 @@ RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
 class Row:
     """A config of one decode, its time, and those of torch's backends; 0 where one refuses.
 
-    spread: of B sequences, the i-th has ((i + 1) / B)^spread of the keys; torch's cuDNN backend knows no lengths.
-    own_us: what small launches of the bench itself took at most of flash_us. None do now; those of 2026-11-28 made two
-    where lengths differ, 2.5 us, at most 3.7 in ten caches that were measured without them as well.
-    """
+    spread: of B sequences, the i-th has ((i + 1) / B)^spread of the keys; torch's cuDNN backend knows no lengths.    """
 
     dtype: str
     batch: int
@@ -66,7 +63,6 @@ class Row:
     us: float
     cudnn_us: float
     flash_us: float
-    own_us: float
 
     @property
     def case(self) -> Case:
@@ -75,13 +71,8 @@ class Row:
 
     @property
     def torch_us(self) -> float:
-        """The faster backend's time, without the bench's own launches."""
-        return min(us for us in (self.cudnn_us, self.torch_flash_us) if us)
-
-    @property
-    def torch_flash_us(self) -> float:
-        """The flash backend's, without them; 0 where it refuses."""
-        return max(self.flash_us - self.own_us, 0.0)
+        """The faster backend's time."""
+        return min(us for us in (self.cudnn_us, self.flash_us) if us)
 
 
 def cases_of(seeds: list[int]) -> list[Case]:
@@ -158,7 +149,7 @@ def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
         theirs = [round(timings.pop(name).median_us, 2) if name in timings else 0.0 for name in ("cudnn", "flash")]
         near = SLOWEST * min(timing.median_us for timing in timings.values())
         sizes = case.dtype, case.batch, case.heads, case.kv_heads, case.keys, case.d, spread
-        rows += [Row(*sizes, name, round(timing.median_us, 2), *theirs, own_us=0.0)
+        rows += [Row(*sizes, name, round(timing.median_us, 2), *theirs)
                  for name, timing in timings.items() if timing.median_us <= near or name == text]  # fmt: skip
     return rows
 
@@ -213,7 +204,7 @@ def summarise(rows: list[Row], gpu: Gpu) -> str:
         best = {row.case: row.us for row in sorted(rows, key=lambda row: -row.us) if row.spread == spread}
         taken = planned(rows, gpu, spread)
         ratios = [row.torch_us / row.us for row in taken]
-        flash = [row.torch_flash_us / row.us for row in taken if row.flash_us]
+        flash = [row.flash_us / row.us for row in taken if row.flash_us]
         behind = geometric_mean(row.us / best[row.case] for row in taken) - 1
         lines.append(f"| {name} | {len(taken)} | {geometric_mean(ratios):.3f} | {min(ratios):.2f} | "
                      f"{geometric_mean(flash):.2f} | {behind:.1%} |")  # fmt: skip

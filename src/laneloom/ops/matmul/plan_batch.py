@@ -2,7 +2,7 @@
 
 Each schedule's model was fitted to that schedule alone, and those of `hopper_rows` and `hopper_cluster` miss what a
 batch of few rows costs by much the same everywhere. So each has a factor here, fitted to 356 batches on one H200 and on
-one H100, tiles_batches.csv of results/h200 and h100, 2026-11-28.
+one H100, tiles_batches.csv of results/h200 and h100, 2026-11-29.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Beside:
     parts: float  #: hopper_cluster with K in parts
 
 
-ON_H100 = _Beside(1.0, 1.4, 1.2, cluster_us=0.2, scattered_us=1.0, parts=1.5)
-ON_H200 = _Beside(0.9, 1.1, 1.0, cluster_us=-0.4, scattered_us=0.3, parts=1.1)
+ON_H100 = _Beside(1.04, 1.4, 1.15, cluster_us=0.3, scattered_us=0.44, parts=1.4)
+ON_H200 = _Beside(0.91, 1.3, 1.015, cluster_us=-0.55, scattered_us=0.21, parts=0.9)
 
 
 def batch_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[MatmulConfig, float, str]]:
