@@ -53,19 +53,22 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
      for how in in_turn(n, ("nn", 512), ("tt", 333))],
 )
 def test_tiles_of_16_bits(tile, layout, size):
-    """Fragments by ldmatrix, transposed where an operand does not lie along K; single elements at odd pitches."""
+    """Fragments by ldmatrix, transposed where an operand does not lie along K; rows that begin anywhere by 16 bytes that
+    cover them and words of each lane, but for short lines, which come element by element."""
     problem = MatmulProblem.contiguous(size, size, size, dtype="bf16", layout=layout)
     config = AsyncConfig(block_m=tile[0], block_n=tile[1], block_k=64, stages=3, cluster_k=2)
     code = compile_valid(problem, config)
     listing = listing_of(code)
     assert not any(line.startswith(("LDL", "STL")) for line in listing)
     assert any("HMMA.16816.F32.BF16" in line for line in listing)
-    assert any("LDSM.16.MT88" in line for line in listing)
-    assert any("LDSM.16.M88" in line for line in listing)
+    shifted_a, shifted_b = config.shifted(problem)
+    assert (shifted_a, shifted_b) == ((size == 333 and tile[0] > 16), size == 333)
+    assert any("LDSM.16.MT88" in line for line in listing) == (size == 512 or not shifted_a)
+    assert any("LDSM.16.M88" in line for line in listing) == (size == 512)
     copies = [line for line in listing if "LDGSTS" in line]
-    singles = [line for line in listing if line.startswith(("STS.U16", "@")) and "STS.U16" in line]
-    assert bool(copies) == (size == 512)
-    assert bool(singles) == (size == 333)
+    assert copies
+    assert all("LDGSTS.E.BYPASS.128" in line or "LDGSTS.E.BYPASS.LTC128B.128" in line for line in copies)
+    assert any("STS.U16" in line for line in listing) == (size == 333 and not shifted_a)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("fp64", 8)])

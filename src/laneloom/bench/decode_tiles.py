@@ -50,7 +50,8 @@ RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
 class Row:
     """A config of one decode, its time, and those of torch's backends; 0 where one refuses.
 
-    spread: of B sequences, the i-th has ((i + 1) / B)^spread of the keys; torch's cuDNN backend knows no lengths.    """
+    spread: of B sequences, the i-th has ((i + 1) / B)^spread of the keys; torch's cuDNN backend knows no lengths.
+    """
 
     dtype: str
     batch: int

@@ -13,6 +13,7 @@ from .problem import DTYPE_BYTES, MatmulProblem
 SLICES_BYTES = (64, 128, 256)  #: of a slice along K
 STEP = {"fp32": 4, "fp64": 8, "bf16": 16, "fp16": 16}  #: of K, which a group of threads multiplies at once, at most
 PADDING = {"fp32": 4, "fp64": 4, "bf16": 8, "fp16": 8}  #: elements behind each line in shared memory
+PIECE, SHORT_LINE = 8, 16  #: of 16 bits: in 16 bytes; lines of operands not along K that come element by element
 SUM_PADDING = 4  #: behind each line of sums there
 WARPS = 4
 MOST_CTAS = (1 << 31) - 1
@@ -75,6 +76,24 @@ class AsyncConfig(MatmulConfig):
         elements = _lines(multiplied.a.major == "n", self.block_m, self.block_k, padding)
         elements += _lines(multiplied.b.major == "t", self.block_n, self.block_k, padding)
         return elements * DTYPE_BYTES[problem.dtype_a]
+
+    def shifted(self, problem: MatmulProblem) -> tuple[bool, bool]:
+        """Whether A's, B's rows of 16 bits begin anywhere: aligned pieces come that cover them."""
+        of = self.as_multiplied(problem)
+        a, b = (
+            DTYPE_BYTES[problem.dtype_a] == 2 and vector == 1
+            and (matrix.major == along_k or (matrix.major != "x" and side > SHORT_LINE))
+            for matrix, vector, along_k, side in (
+                (of.a, of.vector_a, "n", self.block_m), (of.b, of.vector_b, "t", self.block_n))
+        )  # fmt: skip
+        return a, b
+
+    def vectors(self, problem: MatmulProblem) -> tuple[int, int]:
+        """Elements of A, of B that a lane copies at once."""
+        of = self.as_multiplied(problem)
+        a, b = (PIECE if shifted else vector
+                for shifted, vector in zip(self.shifted(problem), (of.vector_a, of.vector_b), strict=True))  # fmt: skip
+        return a, b
 
     def groups(self, dtype: str) -> int:
         """Groups of a CTA's threads, which take steps of a slice in turn."""

@@ -2,7 +2,7 @@
 
 `plan_hopper` compares them with those of the schedules that TMA feeds: this one wins for small products, batches of
 them, and rows that TMA cannot read. A CTA loads and multiplies while others of its SM do; what is left alone waits.
-Fitted to the rows of 16 bits in tiles_wide.csv, tiles_batches.csv and tiles_unaligned.csv of results/h200 and, where C's
+Fitted to the rows of 16 bits in tiles_wide.csv, tiles_batches.csv and tiles_unaligned.csv of results/h200 and, where
 rows begin at 16 bytes, in results/h100/tiles_wide.csv, 2026-11-29: of what is near the fastest it misses by 10%.
 """
 
@@ -28,20 +28,22 @@ DOUBT, DOUBT_OF_COPIES, DOUBT_OF_FEW, FEW_ROWS = 1.3, 1.2, 0.88, 32
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
-#: registers of a thread, with whole vectors and with single elements
+#: registers of a thread, with whole vectors and with rows that begin anywhere
 TILE_REGISTERS = {
-    (128, 64): (152, 208), (128, 32): (104, 160), (128, 16): (80, 136), (128, 8): (72, 128), (64, 64): (104, 184),
-    (64, 32): (80, 152), (64, 16): (64, 144), (32, 32): (64, 96), (32, 16): (64, 104),
+    (128, 64): (152, 160), (128, 32): (104, 128), (128, 16): (80, 108), (128, 8): (72, 96), (64, 64): (104, 133),
+    (64, 32): (80, 109), (64, 16): (64, 86), (32, 32): (64, 85), (32, 16): (64, 80),
 }  # fmt: skip
 #: in us, per tile: what multiplying takes of each element and k
 PACE = {
     (128, 64): 2.208e-07, (128, 32): 2.824e-07, (128, 16): 2.554e-07, (128, 8): 2.3e-07, (64, 64): 2.597e-07,
     (64, 32): 4.481e-07, (64, 16): 5.487e-07, (32, 32): 9.576e-07, (32, 16): 8.956e-07,
 }  # fmt: skip
-#: of CTAs with an SM each, by the elements of their smallest copies
-ALONE_ON_ITS_SM = {1: 1.057, 2: 0.8942, 4: 0.9074}
+#: of CTAs with an SM each, by the elements that rows are aligned to
+ALONE_ON_ITS_SM = {1: 0.8, 2: 0.8942, 4: 0.9074}
 LAUNCH_US, FILL_US = 0.6646, 1.246  #: of a launch; of one that fills the SMs, so that the next one cannot begin
 PIECE_US, SINGLE_US = 6.582e-05, 6.755e-05  #: a copy of several elements, of one
+#: two k of a row that a lane reads, where rows begin anywhere: along K, and not
+WORD_US, HALVES_US = 4.8e-05, 4.3e-05
 LINE_US = 0.0002524  #: a line of memory that a tile's rows touch
 BYTE_US = 1.087e-05  #: a byte from the L2
 #: bytes a time of those that memory gives by the data sheet, a part from the L2; a written byte, in bytes read
@@ -87,11 +89,11 @@ def _alone_on_its_sm(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> A
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     """The model's time."""
-    multiplied, parts = config.as_multiplied(problem), config.cluster_k * config.split_k
+    multiplied, vectors, parts = config.as_multiplied(problem), config.vectors(problem), config.cluster_k * config.split_k
     slices = ceil_div(ceil_div(problem.k, config.block_k), parts)
     tile = (config.block_m, config.block_n)
-    elements, vectors = tile[0] * tile[1], (multiplied.vector_a, multiplied.vector_b)
-    single = 1 in vectors
+    elements = tile[0] * tile[1]
+    single, shifted = 1 in vectors, config.shifted(problem)
 
     def touched(count: int) -> float:
         """Lines of memory that so many neighbours lie in, on average, wherever they begin."""
@@ -100,19 +102,26 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     along = config.block_k * slices
     pieces = sum(side / vector for side, vector in zip(tile, vectors, strict=True) if vector > 1) * along
     singles = sum(side for side, vector in zip(tile, vectors, strict=True) if vector == 1) * along
+    words_us = 0.0
     contiguous = multiplied.a.major == "n", multiplied.b.major == "t"  # along K
+    # Each warp reads its rows of the tile, and its columns.
+    warp = 16 * HALF_TILES[tile][0], 8 * HALF_TILES[tile][1]
+    for moved, along_k, side, other, of_warp in zip(shifted, contiguous, tile, tile[::-1], warp[::-1], strict=True):
+        if moved:
+            pieces += along / config.block_k * side if along_k else along  # one more in each line
+            words_us += side * along / 2 * (other / of_warp) * (WORD_US if along_k else HALVES_US)
     lines = sum(
         (side * slices * touched(config.block_k) if along_k else along * touched(side))
         for side, along_k in zip(tile, contiguous, strict=True)
     )
     multiplying = elements * along * PACE[tile] + pieces * PIECE_US + singles * SINGLE_US
-    multiplying += lines * LINE_US + elements * STORE_US + CTA_US
+    multiplying += words_us + lines * LINE_US + elements * STORE_US + CTA_US
     loading = sum(tile) * along * DTYPE_BYTES[problem.dtype_a] * BYTE_US
     alone = multiplying * ALONE
     alone += slices * SINGLE_WAIT_US if single else slices / (config.stages - 1) * WAIT_US
     if config.cluster_k > 1:
         alone += EXCHANGE_US + elements * EXCHANGED_US
-    registers = min(TILE_REGISTERS[tile][single], REGISTERS // (128 * config.resident))
+    registers = min(TILE_REGISTERS[tile][single or any(shifted)], REGISTERS // (128 * config.resident))
     resident = min(REGISTERS // (128 * registers), SHARED_BYTES // (config.shared_bytes(problem) + 1024), MOST_RESIDENT)
 
     def together(ctas: float) -> float:
@@ -123,9 +132,10 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     rounds, rest = divmod(ceil_div(config.ctas(problem), at_once), resident)
     time_us = LAUNCH_US + rounds * together(resident) + (together(rest) if rest else 0)
     written = problem.batches * problem.m * problem.n * DTYPE_BYTES[problem.dtype_out]
-    time_us += (problem.bytes + (WRITTEN - 1) * written) / (MEMORY_SHARE * gpu.bandwidth_gbs * 1e3) + FILL_US * min(1, rounds + rest / resident)
-    if config.resident == 1 and min(vectors) in ALONE_ON_ITS_SM:
-        time_us *= ALONE_ON_ITS_SM[min(vectors)]
+    time_us += (problem.bytes + (WRITTEN - 1) * written) / (MEMORY_SHARE * gpu.bandwidth_gbs * 1e3)
+    time_us += FILL_US * min(1, rounds + rest / resident)
+    if config.resident == 1 and (least := min(problem.vector_a, problem.vector_b)) in ALONE_ON_ITS_SM:
+        time_us *= ALONE_ON_ITS_SM[least]
     if config.split_k > 1:
         time_us += SECOND_US + SUMMED_US * config.split_k * problem.m * problem.n
     return time_us

@@ -85,7 +85,7 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
         ++asked;
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    Sums sums;
+    Sums sums(of_a, of_b);
     const auto read = [&](Step &step, int i, int k) {
         const ELEMENT *slice = (const ELEMENT *)(shared + i % STAGES * STAGE_BYTES);
         sums.read(step, slice, slice + A::BYTES / sizeof(ELEMENT), k + STEP * sums.group);

@@ -45,13 +45,15 @@ def code_object(problem, config, gpu) -> CodeObject:
     along_m = multiplied.out.strides[2] == 1 and multiplied.out.strides[3] != 1
     across = config.block_m if along_m else config.block_n
     store = min(problem.vector_out, across) if along_m == config.swapped else 1
+    shifted_a, shifted_b = config.shifted(problem)
+    vector_a, vector_b = config.vectors(problem)
     constants = {
         "WARPS": config.num_warps, "STAGES": config.stages, "CLUSTER": config.cluster_k,
         "RESIDENT": config.resident, **{name.upper(): int(kind == name) for name in ("fp64", "bf16", "fp16")},
         "ELEMENT": _NAMES[kind], "SUM": _NAMES[problem.dtype_sums], "OUT": _NAMES[problem.dtype_out],
         "A_ALONG_K": int(multiplied.a.major == "n"), "B_ALONG_K": int(multiplied.b.major == "t"),
-        "A_VECTOR": multiplied.vector_a,
-        "B_VECTOR": multiplied.vector_b if multiplied.b.major == "t" else min(multiplied.vector_b, config.block_n),
+        "A_SHIFTED": int(shifted_a), "B_SHIFTED": int(shifted_b),
+        "A_VECTOR": vector_a, "B_VECTOR": vector_b if multiplied.b.major == "t" else min(vector_b, config.block_n),
         "C_ALONG_M": int(along_m), "C_VECTOR": store,
     }  # fmt: skip
     tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}

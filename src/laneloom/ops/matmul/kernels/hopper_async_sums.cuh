@@ -20,7 +20,7 @@ struct Sums {
     double x[ROWS_16][COLUMNS_8][4] = {};
     int m, n, group, r, q;
 
-    __device__ __forceinline__ Sums() {
+    __device__ __forceinline__ Sums(const A &, const B &) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         m = warp % WARPS_M * WARP_M, n = warp / WARPS_M % WARPS_N * WARP_N, group = warp / (WARPS_M * WARPS_N);
         r = lane / 4, q = lane % 4;
@@ -68,8 +68,8 @@ struct Sums {
     }
 };
 #elif BF16 || FP16
-// 16 bits. mma m16n8k16, whose fragments ldmatrix reads: of what lies
-// along K as it is, else transposed.
+// 16 bits. mma m16n8k16, whose fragments ldmatrix reads: of what lies along K as it is, else transposed; where rows begin
+// anywhere, each lane its words or halves of words.
 #define STEP 16
 
 struct Step { u32 a[ROWS_16][4], b[COLUMNS_8][2]; };
@@ -88,11 +88,29 @@ __device__ __forceinline__ void read_blocks(u32 (&x)[4], u32 address) {
 struct Sums {
     float x[ROWS_16][COLUMNS_8][4] = {};
     int m, n, group, lane;
+    int shift_a[2], shift_b[2];  // of the lines that this lane reads: a row, or two neighbouring k
 
-    __device__ __forceinline__ Sums() {
+    __device__ __forceinline__ Sums(const A &a, const B &b) {
         const int warp = threadIdx.x / 32;
         lane = threadIdx.x % 32;
         m = warp % WARPS_M * WARP_M, n = warp / WARPS_M % WARPS_N * WARP_N, group = warp / (WARPS_M * WARPS_N);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            shift_a[e] = a.shift_at(A_ALONG_K ? lane / 4 : lane % 4 * 2 + e);
+            shift_b[e] = b.shift_at(B_ALONG_K ? lane / 4 : lane % 4 * 2 + e);
+        }
+    }
+
+    // What this lane has of a block of 8 rows and 8 k whose lines lie `shift` elements behind their places: two k of a row.
+    template <class O, bool ALONG_K>
+    __device__ __forceinline__ u32 pair(const ELEMENT *slice, int row, int k, const int (&shift)[2]) const {
+        row += lane / 4, k += lane % 4 * 2;
+        if (ALONG_K) {
+            const u32 *words = (const u32 *)(slice + row * O::PITCH + k + (shift[0] & ~1));
+            return __funnelshift_r(words[0], words[1], shift[0] % 2 * 16);
+        }
+        const u16 *line = (const u16 *)slice + k * O::PITCH + row;
+        return line[shift[0]] | (u32)line[O::PITCH + shift[1]] << 16;
     }
 
     template <class O> static __device__ __forceinline__ u32 place(const ELEMENT *slice, int row, int k, bool along_k) {
@@ -103,12 +121,25 @@ struct Sums {
         const int low = lane % 8, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
         // Blocks of A: rows 0 and 8 of the first eight k, then of the next.
 #pragma unroll
-        for (int i = 0; i < ROWS_16; ++i)
-            read_blocks<!A_ALONG_K>(step.a[i], place<A>(a, m + 16 * i + second + (A_ALONG_K ? low : 0),
-                                                        k + third + (A_ALONG_K ? 0 : low), A_ALONG_K));
+        for (int i = 0; i < ROWS_16; ++i) {
+            if (A_SHIFTED) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    step.a[i][e] = pair<A, A_ALONG_K>(a, m + 16 * i + e % 2 * 8, k + e / 2 * 8, shift_a);
+            } else {
+                read_blocks<!A_ALONG_K>(step.a[i], place<A>(a, m + 16 * i + second + (A_ALONG_K ? low : 0),
+                                                            k + third + (A_ALONG_K ? 0 : low), A_ALONG_K));
+            }
+        }
         // Of B: both eights of k, of one block of columns and then of the next, which a single one repeats.
 #pragma unroll
-        for (int j = 0; j < COLUMNS_8; j += 2) {
+        for (int j = 0; j < COLUMNS_8; j += B_SHIFTED ? 1 : 2) {
+            if (B_SHIFTED) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    step.b[j][e] = pair<B, B_ALONG_K>(b, n + 8 * j, k + 8 * e, shift_b);
+                continue;
+            }
             u32 x[4];
             read_blocks<!B_ALONG_K>(x, place<B>(b, n + 8 * j + (COLUMNS_8 > 1 ? third : 0) + (B_ALONG_K ? low : 0),
                                                 k + second + (B_ALONG_K ? 0 : low), B_ALONG_K));
@@ -198,7 +229,7 @@ struct Sums {
     float x[THREAD_M][THREAD_N] = {};
     int m, n, group;  // number of this thread along M and N
 
-    __device__ __forceinline__ Sums() {
+    __device__ __forceinline__ Sums(const A &, const B &) {
         const int thread = threadIdx.x % (ACROSS_M * ACROSS_N);
         m = thread % ACROSS_M, n = thread / ACROSS_M, group = threadIdx.x / (ACROSS_M * ACROSS_N);
     }
