@@ -35,25 +35,25 @@ TILE_REGISTERS = {
 }  # fmt: skip
 #: in us, per tile: what multiplying takes of each element and k
 PACE = {
-    (128, 64): 2.208e-07, (128, 32): 2.824e-07, (128, 16): 2.554e-07, (128, 8): 2.3e-07, (64, 64): 2.597e-07,
-    (64, 32): 4.481e-07, (64, 16): 5.487e-07, (32, 32): 9.576e-07, (32, 16): 8.956e-07,
+    (128, 64): 2.329e-07, (128, 32): 3.368e-07, (128, 16): 1.614e-07, (128, 8): 2.841e-07, (64, 64): 2.914e-07,
+    (64, 32): 4.415e-07, (64, 16): 4.814e-07, (32, 32): 9.33e-07, (32, 16): 8.778e-07,
 }  # fmt: skip
 #: of CTAs with an SM each, by the elements that rows are aligned to
-ALONE_ON_ITS_SM = {1: 0.8, 2: 0.8942, 4: 0.9074}
-LAUNCH_US, FILL_US = 0.6646, 1.246  #: of a launch; of one that fills the SMs, so that the next one cannot begin
-PIECE_US, SINGLE_US = 6.582e-05, 6.755e-05  #: a copy of several elements, of one
+ALONE_ON_ITS_SM = {1: 0.9271, 2: 0.8753, 4: 0.8872}
+LAUNCH_US, FILL_US = 0.6239, 1.407  #: of a launch; of one that fills the SMs, so that the next one cannot begin
+PIECE_US, SINGLE_US = 6.269e-05, 5.932e-05  #: a copy of several elements, of one
 #: two k of a row that a lane reads, where rows begin anywhere: along K, and not
-WORD_US, HALVES_US = 4.8e-05, 4.3e-05
-LINE_US = 0.0002524  #: a line of memory that a tile's rows touch
-BYTE_US = 1.087e-05  #: a byte from the L2
+WORD_US, HALVES_US = 5.758e-05, 4.033e-05
+LINE_US = 0.0003189  #: a line of memory that a tile's rows touch
+BYTE_US = 1.133e-05  #: a byte from the L2
 #: bytes a time of those that memory gives by the data sheet, a part from the L2; a written byte, in bytes read
-MEMORY_SHARE, WRITTEN = 1.35, 2.109
-CTA_US, STORE_US = 0.04016, 3.02e-05  #: of an SM: a CTA, an element of its tile
+MEMORY_SHARE, WRITTEN = 1.417, 2.312
+CTA_US, STORE_US = 0.0299, 2.535e-05  #: of an SM: a CTA, an element of its tile
 #: of a CTA alone
-ALONE, WAIT_US = 0.8318, 0.232
-SINGLE_WAIT_US = 0.2419  #: a slice with single elements, whose registers are waited for
-EXCHANGE_US, EXCHANGED_US = 0.8819, 4.937e-05  #: of sums in a cluster, and of each element
-SECOND_US, SUMMED_US = 1.355, 1.157e-06  #: a launch that adds parts, each element of a part
+ALONE, WAIT_US = 0.7603, 0.279
+SINGLE_WAIT_US = 0.2745  #: a slice with single elements, whose registers are waited for
+EXCHANGE_US, EXCHANGED_US = 0.7844, 9.741e-05  #: of sums in a cluster, and of each element
+SECOND_US, SUMMED_US = 1.166, 1.643e-06  #: a launch that adds parts, each element of a part
 
 
 def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
