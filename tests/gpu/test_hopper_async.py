@@ -54,6 +54,27 @@ def test_slices_of_wider_buffers_at_any_stride(dtype, knobs):
     assert out[:, 1, 240:].isnan().all()
 
 
+@pytest.mark.parametrize("tile", list(TILES["bf16"]))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pitch", [3, 4, 6])
+def test_rows_of_16_bits_that_begin_anywhere_among_what_is_not_theirs(tile, layout, pitch):
+    """Aligned pieces hold elements of other rows, NaN here: none of them is multiplied."""
+
+    def within_nan(rows, columns, axes, begin, seed):
+        wide = (rows, columns) if axes == "n" else (columns, rows)
+        buffer = torch.full((begin + wide[0] * (wide[1] + pitch),), float("nan"), dtype=torch.bfloat16, device="cuda")
+        part = buffer.as_strided(wide, (wide[1] + pitch, 1), begin)
+        part.copy_(operand(*wide, torch.bfloat16, seed=seed))
+        return part if axes == "n" else part.mT
+
+    for begin, (m, n, k), knobs in (
+        (1, (77, 203, 515), {"cluster_k": 4}), (0, (1, 130, 1000), {"split_k": 3}), (7, (130, 1, 67), {}),
+        (5, (33, 17, 8), {"swapped": True}), (2, (52, 61, 131), {"swapped": True, "cluster_k": 2}),
+    ):  # fmt: skip
+        a, b = within_nan(m, k, layout[0], begin, 1), within_nan(k, n, layout[1], 3 * begin, 2)
+        assert_right(matmul(a, b, config=config_of("bf16", tile, **knobs)), a, b)
+
+
 @pytest.mark.parametrize("dtype", list(WIDE))
 def test_batches_that_repeat_and_lie_anyhow(dtype):
     wide = DTYPES[dtype]
