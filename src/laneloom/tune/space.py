@@ -125,8 +125,9 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_skinny": {
-            **walk, "block_m": (16,), "block_n": _between(4, 128), "block_k": _between(16, 2048),
+            **walk, "block_m": (16,), "block_n": _between(1, 128), "block_k": _between(16, 2048),
             "num_warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 5), "split_k": _between(1, 16), "use_dot": _BOTH,
+            "swapped": (problem.n < problem.m,),
         },
         "hopper_row": {
             **walk, "block_m": (1,), "block_n": tuple(lanes * PIECE_BYTES // size for lanes in LANES),

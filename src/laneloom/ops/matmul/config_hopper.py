@@ -199,7 +199,7 @@ class HopperConfig(MatmulConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SkinnyConfig(MatmulConfig):
-    """kernels/hopper_skinny.py: up to 16 rows against a streamed B."""
+    """kernels/hopper_skinny.py: up to 16 rows against a streamed B, or columns against a streamed A."""
 
     schedule: str = "hopper_skinny"
     block_m: int = 16
@@ -207,7 +207,12 @@ class SkinnyConfig(MatmulConfig):
     stages: int = 4
     split_k: int = 1
     use_dot: bool = True  #: by mma with M padded to 16; otherwise (M = 1) by FMA
+    swapped: bool = False  #: C^T = B^T A^T
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
+
+    def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
+        """The product as the kernel sees it."""
+        return problem.transposed() if self.swapped else problem
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.vendor != "nvidia":
@@ -216,8 +221,9 @@ class SkinnyConfig(MatmulConfig):
             return why
         if problem.batches != 1:
             return f"hopper_skinny: one product at a time, the problem has {problem.batches}"
-        if problem.m > (self.block_m if self.use_dot else 1):
-            return f"hopper_skinny: takes {self.block_m if self.use_dot else 1} rows at most, got {problem.m}"
+        rows = self.as_multiplied(problem).m
+        if rows > (self.block_m if self.use_dot else 1):
+            return f"hopper_skinny: takes {self.block_m if self.use_dot else 1} rows at most, got {rows}"
         if problem.dtype_a != problem.dtype_b or problem.dtype_a not in ("bf16", "fp16"):
             return f"hopper_skinny: multiplies bf16 or fp16, got {problem.dtype_a} and {problem.dtype_b}"
         if not all(_is_power_of_two(block) for block in (self.block_m, self.block_n, self.block_k)):

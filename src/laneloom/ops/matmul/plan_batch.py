@@ -34,7 +34,7 @@ class _Beside:
 
 
 ON_H100 = _Beside(1.04, 1.4, 1.15, cluster_us=0.3, scattered_us=0.44, parts=1.4)
-ON_H200 = _Beside(0.91, 1.3, 1.015, cluster_us=-0.55, scattered_us=0.21, parts=0.9)
+ON_H200 = _Beside(0.89, 1.3, 1.015, cluster_us=-0.55, scattered_us=0.2, parts=0.88)
 
 
 def batch_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[MatmulConfig, float, str]]:

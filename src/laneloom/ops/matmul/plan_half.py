@@ -89,11 +89,12 @@ def _alone_on_its_sm(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> A
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     """The model's time."""
-    multiplied, vectors, parts = config.as_multiplied(problem), config.vectors(problem), config.cluster_k * config.split_k
+    multiplied, parts = config.as_multiplied(problem), config.cluster_k * config.split_k
     slices = ceil_div(ceil_div(problem.k, config.block_k), parts)
     tile = (config.block_m, config.block_n)
     elements = tile[0] * tile[1]
-    single, shifted = 1 in vectors, config.shifted(problem)
+    vectors, shifted = config.vectors(problem), config.shifted(problem)
+    single = 1 in vectors
 
     def touched(count: int) -> float:
         """Lines of memory that so many neighbours lie in, on average, wherever they begin."""

@@ -36,6 +36,7 @@ from .plan_blocks import scaled_configs
 from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
 from .plan_half import half_best
+from .plan_rows import one_row
 from .plan_wide import ROW_REASON, wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -310,11 +311,8 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
     crowded = lying and vector == STREAMED_VECTOR and min(problem.m, problem.n) > CROWDED_ROWS
     if not narrow and not crowded and (rows := stream_rows(problem, gpu)) is not None:
         yield rows, "few rows or columns: the other operand streams through registers, past mma"
-    if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
-        yield (
-            SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
-            "one row against rows of B: streamed once, multiplied by FMA",
-        )
+    if problem.dtype_a in ("bf16", "fp16") and (skinny := one_row(problem, gpu)) is not None:
+        yield skinny, "one row or column: the other operand is read once, along K, and multiplied by FMA"
     if (row := stream_row(problem, gpu)) is not None:
         yield row, ROW_REASON
     if in_place and _streams(problem, gpu):

@@ -2,7 +2,7 @@
 
 Each program owns BLOCK_N columns of C and a part of K. With USE_DOT the M <= 16 rows are padded to one mma tile,
 without it (M = 1) products are kept as an fp32 tile of B's shape and summed at the end. Loads run STAGES slices ahead.
-Wins for M up to 16, where the time is that of reading B. Plain Triton; the launch is for Hopper (PDL).
+Wins for M = 1, where the time is that of reading B. Plain Triton; the launch is for Hopper (PDL).
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
 
 def _arguments(problem, config) -> tuple[Any, ...]:
     """All that follows the pointers."""
+    problem = config.as_multiplied(problem)
     strides = (*problem.out.strides[2:], 0) if config.split_k == 1 else (problem.n, 1, problem.m * problem.n)
     return (
         problem.m, problem.n, problem.k, *problem.a.strides[2:], *problem.b.strides[2:], *strides,
@@ -93,9 +94,9 @@ def _arguments(problem, config) -> tuple[Any, ...]:
 
 def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """What runs `config` (a SkinnyConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    out_shape, out_strides = (problem.m, problem.n), problem.out.strides[2:]
-    arguments = _arguments(problem, config)
-    grid = (triton.cdiv(problem.n, config.block_n), config.split_k)
+    of, arguments = config.as_multiplied(problem), _arguments(problem, config)
+    out_shape, out_strides = (of.m, of.n), of.out.strides[2:]
+    grid = (triton.cdiv(of.n, config.block_n), config.split_k)
     multiply = PreparedLaunch(
         matmul_skinny, grid, lambda *tensors: (*tensors, *arguments), num_warps=config.num_warps,
         launch_pdl=config.pdl,
@@ -103,6 +104,8 @@ def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch
     reduce = ReduceLaunch(pdl=config.pdl)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        if config.swapped:
+            a, b = b, a
         if config.split_k == 1:
             multiply(a, b, out)
             return
@@ -134,6 +137,7 @@ def code_object(problem, config, gpu) -> CodeObject:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    programs = triton.cdiv(problem.n, config.block_n) * config.split_k
-    way = "mma, the rows padded to 16" if config.use_dot else "FMA"
-    return [f"{programs} programs read {config.block_n} columns of B each and multiply by {way}"]
+    programs = triton.cdiv(config.as_multiplied(problem).n, config.block_n) * config.split_k
+    way = "mma, the short side padded to 16" if config.use_dot else "FMA"
+    read = "rows of A" if config.swapped else "columns of B"
+    return [f"{programs} programs read {config.block_n} {read} each and multiply by {way}"]
