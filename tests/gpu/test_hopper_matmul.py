@@ -100,6 +100,9 @@ SCHEDULES = {
     "skinny": ((16, 1000, 2056), SkinnyConfig(block_n=64, block_k=128)),
     "skinny, split K": ((9, 1024, 1000), SkinnyConfig(block_n=16, block_k=256, split_k=3)),
     "one row": ((1, 1027, 1031), SkinnyConfig(block_n=4, block_k=2048, stages=2, use_dot=False)),
+    "one column": ((1027, 1, 1031), SkinnyConfig(block_n=4, block_k=1024, stages=1, use_dot=False, swapped=True)),
+    "one column, split K": ((2048, 1, 4096), HopperConfig(block_m=64, block_n=16, block_k=128, stages=6, consumers=1,
+                                                          pieces=1, tma_store=False, split_k=4)),
     "plain": ((127, 129, 131), PlainConfig(block_m=32, block_n=32, block_k=128, num_warps=4, stages=2)),
 }  # fmt: skip
 
@@ -110,6 +113,18 @@ SCHEDULES = {
 def test_schedule_is_right(name, layout, dtype):
     sizes, config = SCHEDULES[name]
     check(sizes, layout, dtype, config)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "int8"])
+@pytest.mark.parametrize(
+    ("rows", "k"), [(5120, 640), (2048, 4096), (1000, 8192), (304, 20000), (6000, 8192), (333, 777), (1, 5000)]
+)
+def test_a_matrix_times_one_column_and_one_row_times_a_matrix(rows, k, dtype):
+    a, x = operand(rows, k, DTYPES[dtype], False, seed=1), operand(k, 1, DTYPES[dtype], False, seed=2)
+    assert_right(matmul(a, x), a, x)
+    assert_right(matmul(x.mT, a.mT), x.mT, a.mT)
+    turned = operand(rows, k, DTYPES[dtype], True, seed=3)
+    assert_right(matmul(turned, x), turned, x)
 
 
 ROWS = {

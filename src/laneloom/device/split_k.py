@@ -71,8 +71,9 @@ class ReduceLaunch:
         c_strides, p_strides = out.stride(), parts.stride()
         if c_strides[0] == 1 and c_strides[1] != 1:  # neighbours of a column are neighbours in memory
             rows, columns, c_strides, p_strides = columns, rows, c_strides[::-1], (*p_strides[:1], *p_strides[:0:-1])
-        # Along rows of parts as they lie, so that their whole pieces of 16 bytes are loaded, whatever N is.
-        pitch = p_strides[1] if p_strides[2] == 1 else columns
+        # Along rows of parts as they lie, so that their whole pieces of 16 bytes are loaded, whatever N is. A single row
+        # may have any stride.
+        pitch = p_strides[1] if p_strides[2] == 1 and p_strides[1] >= columns else columns
         elements = rows * pitch
         chunk = 1 if splits <= MOST_UNROLLED else 1 << (splits - 1).bit_length()
         # Small enough that every SM has work, large enough for 16-byte loads by each thread.

@@ -82,9 +82,7 @@ class _Prepared:
         self.parts = (config.split_k, problem.m, problem.n) if config.split_k > 1 else None
         self.sums = torch.float64 if problem.dtype_sums == "fp64" else torch.float32
         self.reduce = ReduceLaunch(pdl=config.pdl)
-        shape, strides = (problem.m, problem.n), problem.out.strides[2:]
-        #: as a row, if C is one column: what neighbours are in memory
-        self.summed = (shape, strides) if problem.n > 1 else (shape[::-1], strides[::-1])
+        self.summed = (problem.m, problem.n), problem.out.strides[2:]
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         to = out if self.parts is None else torch.empty(self.parts, dtype=self.sums, device=out.device)
