@@ -53,8 +53,8 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
      for how in in_turn(n, ("nn", 512), ("tt", 333))],
 )
 def test_tiles_of_16_bits(tile, layout, size):
-    """Fragments by ldmatrix, transposed where an operand does not lie along K; rows that begin anywhere by 16 bytes that
-    cover them and words of each lane, but for short lines, which come element by element."""
+    """Fragments by ldmatrix, transposed where an operand does not lie along K; rows that begin anywhere by pieces of 16
+    bytes that cover them and words of each lane, but for short lines, which come element by element."""
     problem = MatmulProblem.contiguous(size, size, size, dtype="bf16", layout=layout)
     config = AsyncConfig(block_m=tile[0], block_n=tile[1], block_k=64, stages=3, cluster_k=2)
     code = compile_valid(problem, config)

@@ -86,6 +86,19 @@ def test_parts_come_in_pieces_of_16_bytes_whatever_the_columns(columns):
     assert set(re.findall(r"st\.global\S*", code.asm)) == {"st.global.b16" if columns == "odd" else "st.global.v2.b32"}
 
 
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_parts_of_a_single_element_are_added_up(chunk):
+    """All sizes and strides are 1 then, which Triton makes constants."""
+    strides = ("stride_part", "stride_pm", "stride_pn", "stride_cm", "stride_cn")
+    ones = dict.fromkeys(("elements", "N", "pitch", *strides), 1)
+    code = compile_kernel(
+        reduce_splits, gpu=GPU, signature={"parts_ptr": "*i32", "c_ptr": "*i32"},
+        constants=ones | {"SPLITS": 3 if chunk == 1 else 20, "CHUNK": chunk, "BLOCK": 256, "DENSE": False},
+        attrs={"parts_ptr", "c_ptr"}, options={"launch_pdl": True},
+    )  # fmt: skip
+    assert "ld.global" in code.asm
+
+
 def test_the_streaming_schedule_keeps_copies_in_flight():
     code = compiled(
         MatmulProblem.contiguous(16, 4096, 4096, dtype="bf16", layout="nt"),

@@ -40,7 +40,8 @@ def reduce_splits(parts_ptr, c_ptr, elements, N, pitch, stride_part, stride_pm, 
     if CHUNK == 1:
         total = tl.load(parts_ptr + offs_parts, mask=mask, other=0)
         for split in tl.static_range(1, SPLITS):
-            total += tl.load(parts_ptr + split * stride_part.to(tl.int64) + offs_parts, mask=mask, other=0)
+            # A stride of 1, of a single element, comes as a number of Python's.
+            total += tl.load(parts_ptr + split * tl.cast(stride_part, tl.int64) + offs_parts, mask=mask, other=0)
     else:
         split = tl.arange(0, CHUNK)
         parts_ptrs = parts_ptr + split.to(tl.int64)[:, None] * stride_part + offs_parts[None, :]  # [CHUNK, BLOCK]
@@ -71,8 +72,8 @@ class ReduceLaunch:
         c_strides, p_strides = out.stride(), parts.stride()
         if c_strides[0] == 1 and c_strides[1] != 1:  # neighbours of a column are neighbours in memory
             rows, columns, c_strides, p_strides = columns, rows, c_strides[::-1], (*p_strides[:1], *p_strides[:0:-1])
-        # Along rows of parts as they lie, so that their whole pieces of 16 bytes are loaded, whatever N is. A single row
-        # may have any stride.
+        # Along rows of parts as they lie, so that their whole pieces of 16 bytes are loaded, whatever N is. A single
+        # row may have any stride.
         pitch = p_strides[1] if p_strides[2] == 1 and p_strides[1] >= columns else columns
         elements = rows * pitch
         chunk = 1 if splits <= MOST_UNROLLED else 1 << (splits - 1).bit_length()
