@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..errors import ArgumentError, UnsupportedError
+
 WIDTH, HEIGHT = 640, 400  #: without the legend, which stands below
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 48
 LEGEND_COLUMNS, LEGEND_ROW = 3, 20
@@ -138,6 +140,20 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 def _number(value: float) -> str:
     return f"{value:.5g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.0e}"
+
+
+def pyplot_for(path: Path) -> Any:
+    """matplotlib's pyplot (of the extra `report`), for a figure that `save_figure` writes into a .svg or .png file."""
+    if path.suffix not in (".svg", ".png"):
+        raise ArgumentError(f"--plot: expected a file that ends in .svg or .png, got {path.name!r}")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UnsupportedError("a plot needs matplotlib: install laneloom[report]") from error
+    matplotlib.use("svg" if path.suffix == ".svg" else "agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -22,7 +22,7 @@ from ..ops.matmul import execute, reference
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.problem import MatmulProblem
 from ..verify import Guarded
-from .plots import save_figure
+from .plots import pyplot_for, save_figure
 from .records import Record, load
 from .sgemm_ladder import FMA, PLANNED, REFERENCE
 from .timing_model import cases
@@ -200,15 +200,7 @@ def _form(value: float | None, form: str) -> str | None:
 
 def plot_rungs(found: Ladder, path: Path) -> None:
     """TFLOP/s of every step as bars: predicted and published, or measured; needs matplotlib (the extra `report`)."""
-    if path.suffix not in (".svg", ".png"):
-        raise ArgumentError(f"--plot: expected a file that ends in .svg or .png, got {path.name!r}")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnsupportedError("a plot needs matplotlib: install laneloom[report]") from error
-    matplotlib.use("svg" if path.suffix == ".svg" else "agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for(path)
     series = {"predicted": "#1f6feb", "measured": "#1f6feb", "published": "#8b949e"}
     shown = {kind: [found.tflops(getattr(r, f"{kind}_us")) for r in found.rungs] for kind in series}
     shown = {kind: values for kind, values in shown.items() if any(values)}

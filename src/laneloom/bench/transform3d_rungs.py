@@ -11,7 +11,7 @@ from ..errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ..gpu import Gpu, get_gpu
 from ..ops.target import active_gpu, expected_device_type
 from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, ladder, reference
-from .plots import save_figure
+from .plots import pyplot_for, save_figure
 from .records import Record, load
 
 RECORDS = Path("results") / "h200" / "transform3d-ladder.jsonl"
@@ -221,15 +221,7 @@ def markdown(found: Ladder) -> str:
 
 def plot_rungs(found: Ladder, path: Path) -> None:
     """TFLOP/s of every level over K, the bandwidth limit dashed; needs matplotlib (the extra `report`)."""
-    if path.suffix not in (".svg", ".png"):
-        raise ArgumentError(f"--plot: expected a file that ends in .svg or .png, got {path.name!r}")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UnsupportedError("a plot needs matplotlib: install laneloom[report]") from error
-    matplotlib.use("svg" if path.suffix == ".svg" else "agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_for(path)
     figure, axes = pyplot.subplots(figsize=(8.2, 4.6))
     limits: dict[int, float] = {}
     for level in found.levels:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .product import AsJson
-from .terminal import new_console, print_json, print_table
+from .terminal import check_writable, new_console, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, short_help="Levels side by side.")
 
@@ -28,10 +28,10 @@ def ladder() -> None:
 
 @app.command()
 def transform3d(
-    k: Annotated[list[int] | None, typer.Option("-K", help="An order; give it as often as you like.")] = None,
+    k: Annotated[list[int] | None, typer.Option("-K", min=1, help="An order; give it as often as you like.")] = None,
     nfuncs: Annotated[int, typer.Option("-N", min=1, help="Tensors in the batch.")] = 2048,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Check in this GPU's emulator and predict its times (gfx11, gfx12).")
+        str | None, typer.Option("--gpu", help="Check in this GPU's emulator; predict its times (not CDNA 1, 2).")
     ] = None,
     records: Annotated[
         Path | None, typer.Option("--records", help="Show this file of records; measure nothing.")
@@ -46,6 +46,7 @@ def transform3d(
     """
     from ..bench import transform3d_rungs as rungs
 
+    _check_plot(plot)
     if gpu is not None:
         found = rungs.predict_rungs(gpu, k or _EMULATED_K, nfuncs)
     else:
@@ -63,6 +64,15 @@ def transform3d(
             console.print(f"{rung.level}, K={rung.k}: {rung.refused}")
     if plot is not None:
         console.print(f"Plot: {plot}")
+
+
+def _check_plot(path: Path | None) -> None:
+    """Raise for a plot that cannot be drawn or written: steps take half a minute each."""
+    if path is not None:
+        from ..bench.plots import pyplot_for
+
+        pyplot_for(path)
+        check_writable("--plot", path)
 
 
 def _table(found: Ladder) -> Table:
@@ -98,6 +108,7 @@ def sgemm(
     """
     from ..bench import sgemm_rungs
 
+    _check_plot(plot)
     found = sgemm_rungs.find_rungs(gpu, size, step, predict=predict, records=records)
     if plot is not None:
         sgemm_rungs.plot_rungs(found, plot)
@@ -124,11 +135,12 @@ def _sgemm_table(found: sgemm_rungs.Ladder) -> Table:
     emulated = found.label == "predicted"
     table = Table()
     table.add_column("step", no_wrap=True)
-    table.add_column("technique", min_width=24)
-    names = ["VGPRs", "LDS", "error / budget"]
-    names[2:2] = ["pairs", "in pairs", "conflicts"] if emulated else []
-    names += ["predicted us", "published us", "TFLOP/s", "x vendor", "limiter"] if emulated else ["us", "TFLOP/s"]
-    names += [] if emulated else ["x vendor", "of FMA"]
+    table.add_column("technique", min_width=20)
+    # On two lines where a heading is wider than its figures: columns do not wrap.
+    names = ["VGPRs", "LDS", "error /\nbudget"]
+    names[2:2] = ["pairs", "in\npairs", "conflicts"] if emulated else []
+    names += ["predicted\nus", "published\nus"] if emulated else ["us"]
+    names += ["TFLOP/s", "x\nvendor", "limiter" if emulated else "of\nFMA"]
     rows = []
     for r in found.rungs:
         share = r.error / r.budget if r.error is not None and r.budget else None
