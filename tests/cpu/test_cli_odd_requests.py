@@ -8,7 +8,10 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from laneloom.bench import sgemm_rungs
 from laneloom.cli import app
+from laneloom.cli.ladder import _sgemm_table
+from laneloom.cli.terminal import least_width
 from laneloom.gpu import get_gpu
 
 
@@ -128,3 +131,60 @@ def test_fewer_columns_than_words_need_lose_none(columns):
 
 def test_what_else_predicts_attention():
     assert "`laneloom profile attention --gpu gfx1151` is" in sentence("bench", "attention", "--gpu", "gfx1151")
+
+
+@pytest.mark.parametrize("ladder", ["sgemm", "transform3d"])
+def test_a_plot_is_refused_before_the_work(ladder, tmp_path, monkeypatch):
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("worked first")
+
+    monkeypatch.setattr(sgemm_rungs, "find_rungs", work)
+    if ladder == "transform3d":
+        pytest.importorskip("torch")
+        from laneloom.bench import transform3d_rungs
+
+        monkeypatch.setattr(transform3d_rungs, "predict_rungs", work)
+    words = ("ladder", ladder, "--gpu", "gfx1100", "--plot")
+    assert sentence(*words, "x.pdf") == "--plot: expected a file that ends in .svg or .png, got 'x.pdf'"
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+    assert sentence(*words, str(tmp_path / "file/x.svg")).startswith("--plot: cannot write ")
+
+
+def test_the_fp32_ladder_fits_a_hundred_characters():
+    widest = sgemm_rungs.Rung(
+        "planned", "cp.async, 8 x 16 a thread", 255, 232448, error=9.9e-8, budget=1e-7, measured_us=1601540.0,
+        x_vendor=11.092)  # fmt: skip
+    found = sgemm_rungs.Ladder("sm_90a", "H200", 16384, "cuBLAS", "measured", (widest,), 61.2)
+    assert least_width(_sgemm_table(found)) <= 100
+
+
+def test_orders_of_the_transform_are_positive():
+    result = CliRunner().invoke(app, ["ladder", "transform3d", "--gpu", "gfx1151", "-K", "-3"])
+    assert result.exit_code == 2
+    assert "greater than or equal to 1" in result.stderr
+
+
+def test_options_in_front_of_validate_are_not_ignored():
+    for option in ("-K", "-N"):
+        words = ("transformbench", option, "4", "validate", "--gpu", "gfx1151")
+        assert sentence(*words) == f"{option}: expected behind validate, whose options are its own"
+
+
+def test_options_of_layouts_that_would_be_ignored():
+    words = ("layout", "v_wmma_f32_16x16x16_f16", "--gpu", "gfx1151")
+    assert sentence(*words, "--block", "3") == "--block belongs to --element or --output"
+    assert sentence(*words, "--register", "0,1", "--block", "3") == "--block belongs to --element or --output"
+    assert sentence(*words, "--output", "1,2", "--matrix", "A").startswith("--output shows A, B, C and D")
+    assert sentence(*words, "--cbsz", "3") == "cbsz of v_wmma_f32_16x16x16_f16 may be 0, not 3"
+
+
+def test_results_that_cannot_be_written(tmp_path):
+    kernel = tmp_path / "kernel.s"
+    kernel.write_text(
+        '.amdgcn_target "amdgcn-amd-amdhsa--gfx1151"\n.type k,@function\nk:\ns_trap 2\ns_endpgm\n'
+        ".amdhsa_kernel k\n.amdhsa_next_free_vgpr 1\n.amdhsa_next_free_sgpr 1\n.end_amdhsa_kernel\n"
+    )
+    words = ("run", str(kernel), "--grid", "1", "--block", "32", "--arg")
+    assert sentence(*words, f"f32:4:zeros->{kernel}/x.npy").startswith("--arg: cannot write ")
+    assert sentence(*words, "lds:64->x.npy") == "--arg lds:64->x.npy: LDS is not written to a file"

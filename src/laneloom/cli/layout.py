@@ -41,6 +41,10 @@ def layout(
     asked = sum(x is not None for x in (element, register, output))
     if asked > 1:
         raise ArgumentError("give one of --element, --register and --output")
+    if block and element is output is None:
+        raise ArgumentError("--block belongs to --element or --output")
+    if output is not None and matrix is not None:
+        raise ArgumentError("--output shows A, B, C and D: leave out --matrix")
     if style in ("svg", "html") and asked:
         raise ArgumentError(f"--format {style} shows whole matrices: leave out --element, --register and --output")
     if style == "html" and (matrix is not None or wave is not None or opsel):

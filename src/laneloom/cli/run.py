@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from .kernel_arguments import Given, pack
 from .product import AsJson
 from .source_file import read_source
-from .terminal import new_console, print_json, print_table
+from .terminal import check_writable, new_console, print_json, print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,6 +94,9 @@ def run(
         for k, g in enumerate(given)
         if g.is_array
     ]
+    for g in given:
+        if g.save_to is not None:
+            check_writable("--arg", g.save_to)
     record = launch(
         program, groups, packed, workgroup_size=size, lds_bytes=lds_bytes, regions=regions, seed=order,
         cluster=together, lds_drops=bounds == "hardware",
@@ -144,6 +147,8 @@ def _parse_argument(text: str, generator: Any) -> Given:
         return Given(text, value.dtype.name, value, save_to)
     parts = spec.split(":")
     if parts[0] == "lds":
+        if arrow:
+            raise ArgumentError(f"--arg {text}: LDS is not written to a file")
         return Given(text, "lds", _lds_bytes(text, parts[1:]))
     output = parts[0] == "out"
     dtype, *rest = parts[1:] if output else parts

@@ -292,7 +292,7 @@ def _check_modifiers(row: MatrixInstruction, wave: int, opsel: int, cbsz: int, a
         }
     for name, (value, most) in limits.items():
         if not 0 <= value <= most:
-            raise ArgumentError(f"{name} of {row.name} may be 0 to {most}, not {value}")
+            raise ArgumentError(f"{name} of {row.name} may be {'0 to ' * (most > 0)}{most}, not {value}")
 
 
 def layout_csv(instruction: str, gpu: str | Gpu, wave: int, matrix: str, opsel: int = 0, **modifiers) -> str:
