@@ -206,7 +206,7 @@ def test_a_kernel_may_be_let_out_of_a_view():
     with laneloom.emulated("gfx1151", bounds="storage"):
         copy_kernel[(1,)](storage[:39], out, 40, BLOCK=64)
     assert torch.equal(out, storage)
-    with pytest.raises(ArgumentError, match="bounds is 'view', 'storage' or 'hardware', got 'all'"):
+    with pytest.raises(ArgumentError, match="bounds: expected 'view', 'storage' or 'hardware', got 'all'"):
         laneloom.emulated("gfx1151", bounds="all").__enter__()
     for seed in (-1, 1.5, "2", None):
         with pytest.raises(ArgumentError, match="seed: expected a whole number"):

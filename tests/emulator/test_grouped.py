@@ -17,6 +17,7 @@ import laneloom  # noqa: E402
 from laneloom.codegen.versions import parse_version, triton_version  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul import grouped  # noqa: E402
 from laneloom.ops.matmul.config_dot import DotConfig  # noqa: E402
 from laneloom.ops.matmul.config_mfma import MfmaConfig  # noqa: E402
 from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig  # noqa: E402
@@ -179,8 +180,9 @@ def test_more_programs_than_one_launch_has(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942", CDNA_5])
-def test_ends_that_are_no_ends(gpu):
+def test_ends_that_are_no_ends(gpu, monkeypatch):
     """Ends that decrease, are negative or far past M: what is written lies in out, and its reads in A and B."""
+    monkeypatch.setattr(grouped, "check_ends_rise", lambda ends: None)  # as on a GPU, whose are not looked at
     a, b, buffer = draw(150, 40), draw(5, 40, 50), torch.full((152, 50), NAN).bfloat16()
     for ends in ([50, -7, 2**31 - 1, 10, 60], [-(2**31), 3, -1, 3, 2**31 - 1]):
         with laneloom.emulated(gpu, strict=True):
@@ -237,7 +239,7 @@ REFUSED = {
     "scales of K in groups": ("gfx942", ROW_SCALES | {"b": draw(16, 8), "ends": torch.tensor([16]).int()},
                               UnsupportedError, "^scale_a: expected none, scales go with groups of rows"),
     "groups": ("gfx942", {"b": draw(1025, 16, 8), "ends": torch.zeros(1025).int()}, UnsupportedError, "at most 1024 g"),
-    "fp32": ("gfx1151", {x: HALVES[x].float() for x in "ab"}, UnsupportedError, "^fma: multiplies all rows of a prod"),
+    "fp32": ("gfx1151", {x: HALVES[x].float() for x in "ab"}, UnsupportedError, "^a: gfx1151 multiplies groups of 16-"),
     "parts of K": ("gfx1151", {"config": replace(WMMA, split_k=2)}, UnsupportedError, "^split_k: rows or K in groups"),
     "shares": ("gfx1151", {"config": replace(WMMA, stream_k=1)}, UnsupportedError, "^split_k: rows or K in groups are"),
     "other kernels": ("gfx1151", {"config": WideConfig(block_m=128, block_n=128, block_k=32)}, UnsupportedError,

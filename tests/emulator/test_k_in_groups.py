@@ -15,6 +15,7 @@ from test_grouped import CDNA_5, NAN, WMMA, compiled, draw  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
+from laneloom.ops.matmul import grouped  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
@@ -92,9 +93,10 @@ def test_dtypes(gpu, dtypes):
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942", CDNA_5])
-def test_ends_that_are_no_ends(gpu):
+def test_ends_that_are_no_ends(gpu, monkeypatch):
     """Ends that decrease, are negative or far past K: reads stay in A and B, groups that end before they begin are
     empty."""
+    monkeypatch.setattr(grouped, "check_ends_rise", lambda ends: None)  # as on a GPU, whose are not looked at
     # on CDNA 3, which test_dtypes multiplies other dtypes on, BF16
     dtype = torch.bfloat16 if gpu == "gfx942" else torch.float16
     a, b = draw(60, 70, dtype=dtype), draw(70, 50, dtype=dtype)

@@ -111,3 +111,60 @@ def test_a_full_disk_behind_the_help():
         )
     assert done.returncode == 1
     assert done.stderr.strip() == "laneloom: No space left on device"
+
+
+def grouped(ends, dtype=torch.float16, *, weight=None):
+    x = torch.ones(6, 32, dtype=dtype)
+    ends = torch.tensor(ends, dtype=torch.int32)
+    if weight is not None:
+        return laneloom.quantized_matmul(x, weight, ends=ends)
+    return laneloom.grouped_matmul(x, torch.ones(3, 32, 16, dtype=dtype), ends)
+
+
+@pytest.mark.parametrize("ends", [[4, 2, 6], [-1, 2, 6]])
+def test_groups_that_fall_or_begin_below_zero(ends):
+    weight = laneloom.quantize_weight(torch.ones(3, 16, 32), "int8")
+    with laneloom.emulated("gfx1151"):
+        for quantized in (None, weight):
+            grouped([2, 2, 6], weight=quantized)
+            with pytest.raises(ArgumentError, match="ends: expected numbers from 0 on that never fall, got "):
+                grouped(ends, weight=quantized)
+        x, w = np.ones((6, 32), np.float16), np.ones((3, 32, 16), np.float16)
+        with pytest.raises(ArgumentError, match="ends: expected numbers from 0 on that never fall, got "):
+            laneloom.grouped_matmul(x, w, np.array(ends, np.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_of_wide_numbers_on_rdna(dtype):
+    with laneloom.emulated("gfx1151"), pytest.raises(UnsupportedError, match="gfx1151 multiplies groups of 16- and 8-"):
+        grouped([2, 2, 6], dtype)
+
+
+def test_one_tensor_without_numbers_is_not_a_result_without():
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32, device="meta")
+    q, cache = torch.ones(2, 1, 4, 32).half(), torch.ones(2, 48, 2, 32).half()
+    with laneloom.emulated("gfx1151"):
+        with pytest.raises(ArgumentError, match="ends: expected a tensor on cpu, as a is, got one on meta"):
+            laneloom.grouped_matmul(torch.ones(6, 32).half(), torch.ones(3, 32, 16).half(), ends)
+        with pytest.raises(ArgumentError, match="cache_lengths: expected a tensor on cpu, as q is, got one on meta"):
+            laneloom.attention_decode(q, cache, cache, cache_lengths=ends[:2])
+
+
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_longest_sequence_that_is_not(name):
+    q = torch.ones(20, 2, 32).half()
+    starts = torch.tensor([0, 7, 20], dtype=torch.int32)
+    given = {"max_seqlen_q": 13, "max_seqlen_k": 13, name: 12}
+    with laneloom.emulated("gfx1151"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected at least 13, which cu_seqlens_{name[-1]} has, got"):
+            laneloom.flash_attention(q, q, q, cu_seqlens_q=starts, cu_seqlens_k=starts, **given)
+        laneloom.flash_attention(q, q, q, cu_seqlens_q=starts, cu_seqlens_k=starts, **{**given, name: 99})
+
+
+def test_words_for_flags():
+    for name in ("strict", "profile"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected True or False, got 'no'"):
+            laneloom.emulated("gfx1151", **{name: "no"}).__enter__()
+    for name in ("always", "captured"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected True or False, got 'no'"):
+            laneloom.patched(**{name: "no"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,17 @@ _FORMATS = {
 }  # fmt: skip
 _DESCRIPTOR = re.compile(r"tensordesc(?:_im2col)?<([^[>]*)\[")
 _SCRATCH_POINTERS = 2  #: what Triton appends to every kernel's arguments: global scratch and profile scratch
+
+
+def check_context(strict: Any, seed: Any, profile: Any, bounds: Any) -> None:
+    """Raise ArgumentError for options of `emulated` that are none."""
+    for name, flag in (("strict", strict), ("profile", profile)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise ArgumentError(f"seed: expected a whole number of at least 0, got {seed!r}")
+    if bounds not in ("view", "storage", "hardware"):
+        raise ArgumentError(f"bounds: expected 'view', 'storage' or 'hardware', got {bounds!r}")
 
 
 class ArrayArgument:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from numbers import Integral
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
 from ..isa.notes import read_metadata
-from .arguments import ArrayArgument, Layout, extent
+from .arguments import ArrayArgument, Layout, check_context, extent
 from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
@@ -376,10 +375,7 @@ def emulated(
 def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str) -> Iterator[Emulation]:
     row = emulated_gpu(gpu)
     row.check_triton(triton.__version__)
-    if bounds not in ("view", "storage", "hardware"):
-        raise ArgumentError(f"bounds is 'view', 'storage' or 'hardware', got {bounds!r}")
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise ArgumentError(f"seed: expected a whole number of at least 0, got {seed!r}")
+    check_context(strict, seed, profile, bounds)
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker, parse, ask = Autotuner.__dict__["do_bench"], JITCallable.parse, HIPBackend.is_within_2gb

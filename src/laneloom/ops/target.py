@@ -12,6 +12,7 @@ from ..codegen.versions import check_gpu
 from ..emulator.driver import EmulatedDriver
 from ..errors import ArgumentError, UnsupportedError
 from ..gpu import Gpu, as_found, get_gpu
+from .scalars import shown
 
 
 def active_gpu() -> Gpu:
@@ -52,6 +53,12 @@ def _device(name: str, device: int) -> Gpu:
 def is_emulated() -> bool:
     """Whether the active driver is the emulator's, for which operands lie in the host's memory."""
     return isinstance(driver._active, EmulatedDriver)  # `active` would look for a real GPU
+
+
+def check_ends_rise(ends: Any) -> None:
+    """Raise ArgumentError for ends of groups that are negative or fall: in the emulator, a GPU's are not looked at."""
+    if is_emulated() and (numbers := ends.tolist()) and (numbers[0] < 0 or numbers != sorted(numbers)):
+        raise ArgumentError(f"ends: expected numbers from 0 on that never fall, got {shown(numbers)}")
 
 
 def gpu_for_arrays(**operands: Any) -> Gpu:

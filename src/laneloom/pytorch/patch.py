@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
 
+from ..errors import ArgumentError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
 from .routes import MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
@@ -101,6 +102,9 @@ class Patched(TorchFunctionMode):
 
     def __init__(self, *, always: bool = False, captured: bool = False):
         super().__init__()
+        for name, flag in (("always", always), ("captured", captured)):
+            if not isinstance(flag, bool):
+                raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
         self.always, self.captured = always, captured
         self._counts: Counter[Decided] = Counter()
         self._traced: set[Decided] = set()

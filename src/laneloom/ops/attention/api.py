@@ -66,8 +66,9 @@ def flash_attention(
         vectors of B + 1 elements on q's device; sequence b is the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1: from
         0, never falling, the last one the number of rows (not checked on a GPU). By default cu_seqlens_k is
         cu_seqlens_q.
-    max_seqlen_q, max_seqlen_k: the longest sequences' lengths (longer is allowed, shorter leaves rows undefined);
-        computed by default, for which the host waits; that of k is q's where cu_seqlens_k is left out.
+    max_seqlen_q, max_seqlen_k: the longest sequences' lengths (longer is allowed; shorter is refused in the emulator
+        and leaves rows undefined on a GPU); computed by default, for which the host waits; that of k is q's where
+        cu_seqlens_k is left out.
     scale_q, scale_k, scale_v: of 8-bit operands, what each was divided by before it was rounded: a number, or fp32
         with one element or one for each sequence and head of keys, [B, H_kv]; all above 0.
     out_dtype: of 8-bit operands, torch.bfloat16 (the default) or torch.float16; others give q's.

@@ -223,8 +223,16 @@ def check_axes(operands: dict[str, Any]) -> None:
             raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
 
 
+def check_devices(operands: dict[str, Any]) -> None:
+    """Raise ArgumentError for tensors that are not all in one place."""
+    device = operands["q"].device
+    for name, x in operands.items():
+        if x.device != device:
+            raise ArgumentError(f"{name}: expected a tensor on {device}, as q is, got one on {x.device}")
+
+
 def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
-    """One device, the dtypes and the numbers of axes."""
+    """The dtypes, one device and the numbers of axes."""
     q = operands["q"]
     for name, x in operands.items():
         wanted = "int32" if name in ("cache_lengths", "block_table") else None
@@ -235,8 +243,8 @@ def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
             raise UnsupportedError(f"{name}: expected dtype float16 or bfloat16, got {dtype}")
         if not wanted and x.dtype != q.dtype:
             raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {dtype}")
-        if not isinstance(q, np.ndarray) and x.device != q.device:
-            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
+    if not isinstance(q, np.ndarray):
+        check_devices(operands)
     check_axes(operands)
     if isinstance(q, np.ndarray):
         gpu_for_arrays(**operands)

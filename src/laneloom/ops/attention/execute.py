@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -131,8 +132,8 @@ def problem_of(
         first, last = band(queries, keys, *seen)
         return AttentionProblem(
             batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last, softcap=softcap)
-    _check_ends("cu_seqlens_q", packing.first_q, queries)
-    _check_ends("cu_seqlens_k", packing.first_k, keys)
+    _check_ends("q", packing.first_q, queries, packing.max_queries)
+    _check_ends("k", packing.first_k, keys, packing.max_keys)
     right = 0 if seen.causal != "none" else seen.right
     limit = max(queries + keys, 1)
     first = None if seen.left is None else -min(seen.left, limit)
@@ -143,13 +144,16 @@ def problem_of(
     )  # fmt: skip
 
 
-def _check_ends(name: str, x: Any, rows: int) -> None:
+def _check_ends(operand: str, x: Any, rows: int, longest: int) -> None:
+    name = f"cu_seqlens_{operand}"
     if address_of(x) % x.itemsize:
         raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {address_of(x):#x}")
     if is_emulated():  # a GPU's memory is not looked at
         ends = x.tolist()
         if ends[0] != 0 or ends != sorted(ends) or ends[-1] != rows:
             raise ArgumentError(f"{name}: expected numbers from 0 to {rows}, the rows, that never fall, got {ends}")
+        if (least := max(b - a for a, b in pairwise(ends))) > longest:
+            raise ArgumentError(f"max_seqlen_{operand}: expected at least {least}, which {name} has, got {longest}")
 
 
 def _schedule(config: Any) -> Any:

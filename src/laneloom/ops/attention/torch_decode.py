@@ -12,7 +12,7 @@ import torch
 from ...errors import UnsupportedError
 from ..operators import complete, one_by_one
 from ..warm import WarmCalls
-from .decode import check_axes, named_operands, prepare_decode
+from .decode import check_axes, check_devices, named_operands, prepare_decode
 
 _warm = WarmCalls(prepare_decode)
 
@@ -26,7 +26,9 @@ def _decode(
 def _decode_fake(
     q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0, max_seqlen_k=None
 ):
-    check_axes(named_operands(q, k_cache, v_cache, cache_lengths, block_table))
+    operands = named_operands(q, k_cache, v_cache, cache_lengths, block_table)
+    check_axes(operands)
+    check_devices(operands)  # else one on meta would make the result one
     batch, queries, heads, _ = q.shape
     out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
     return out, q.new_empty((batch, heads, queries), dtype=torch.float32)

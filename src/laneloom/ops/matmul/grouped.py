@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..scalars import shown
-from ..target import active_gpu, gpu_for_arrays, gpu_for_tensor
+from ..target import active_gpu, check_ends_rise, gpu_for_arrays, gpu_for_tensor
 from . import api
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
@@ -51,9 +51,9 @@ def grouped_matmul(
         fp8, bf8 and 8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper:
         fp16, bf16, or fp8 and bf8 in every pairing, read where they lie if pitches are whole 16 bytes: a of rows in
         groups and 8-bit operands along K (b as the transpose of [G, N, K]), others along either axis; else copied.
-    ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
-        CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is past M, or K, is
-        ignored. A group without any k has zeros.
+    ends: [G], int32, where a is, not decreasing (not checked on a GPU). It is read by the kernel alone: nothing waits
+        for the GPU, and a CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is
+        past M, or K, is ignored. A group without any k has zeros.
     scale_a, scale_b: fp32, any strides, both or neither, of rows in groups. [M] and [G, N]: C[m, n] is
         multiplied by scale_a[m] scale_b[g, n] before it is rounded. On Hopper, of 8-bit operands, also of blocks of 128
         along K, as `gemm` has them: [M, ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)].
@@ -181,6 +181,13 @@ def check_ends(b: Any, ends: Any, are_numbers: bool) -> None:
         raise ArgumentError(f"ends: expected {wanted} int32, got {ends.dtype} of {list(ends.shape)}")
 
 
+def check_devices(a: Any, b: Any, ends: Any) -> None:
+    """Raise ArgumentError for tensors that are not all in one place."""
+    for name, x in (("b", b), ("ends", ends)):
+        if x.device != a.device:
+            raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {x.device}")
+
+
 def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
     """Raise for tensors of scales that do not fit the operands."""
     from .torch_op import known_name
@@ -230,8 +237,7 @@ def result_dtype(
     check_scales(a, b, scale_a, scale_b)
     check_ends(b, ends, ends.dtype == torch.int32 and ends.is_contiguous())
     gpu = gpu_for_tensor("a", a)
-    if {b.device, ends.device} != {a.device}:
-        raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
+    check_devices(a, b, ends)
     kind, _ = operand_dtypes(a, b, None)
     check_precision(kind, precision)
     if scale_a is not None and scale_a.ndim == 2:
@@ -278,6 +284,8 @@ def prepare_launch(
         copy_b = copier(b, names[1], (-2,) if eight_bits else (-1, -2))
         a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
     problem = problem_of_groups(a, b, out, names, scale_a, scale_b, precision)
+    if gpu.family.startswith("RDNA") and names[0] in ("fp32", "fp64"):
+        raise UnsupportedError(f"a: {gpu.name} multiplies groups of 16- and 8-bit numbers only, got {names[0]}")
     if config is None:
         chosen = plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
     else:
@@ -287,6 +295,7 @@ def prepare_launch(
     if gpu.vendor == "amd":
 
         def run(a: Any, b: Any, out: Any, ends: Any, scale_a: Any = None, scale_b: Any = None) -> None:
+            check_ends_rise(ends)
             pointers = [pointer_to(x, name) for x, name in zip((a, b, out), names, strict=True)]
             if scale_a is not None:  # the kernels read them where they lie densely
                 scales = (pointer_to(_dense(scale), "fp32") for scale in (scale_a, scale_b))

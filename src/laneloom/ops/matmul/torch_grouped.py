@@ -47,6 +47,7 @@ def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=Fal
 
 def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None):
     grouped.check_shapes(a, b)
+    grouped.check_devices(a, b, ends)  # else one on meta would make the result one
     grouped.check_scales(a, b, scale_a, scale_b)
     names = operand_dtypes(a, b, None)
     grouped.check_precision(names[0], precision)

@@ -56,7 +56,7 @@ def quantized_matmul(
     depends on the config alone; one rounding to out_dtype, to nearest even. Of rows that have one scale, and of parts
     of groups of more than 8 K-tiles, it is the sums of these that are scaled. The same call gives the same bits.
     Gradients reach x (the product of the incoming gradient, rounded to x's dtype, with W, rounded to it) and bias; the
-    weight has none, and of rows in groups there are none.
+    weight has none.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for other dtypes and GPUs,
     InvalidConfigError for a config that cannot do this product.

@@ -29,6 +29,7 @@ from ..matmul.execute import (
 )
 from ..matmul.gemm import TERM_DTYPES
 from ..matmul.problem import Matrix
+from ..target import check_ends_rise
 from .config import BaseConfig
 from .plan import checked_config
 from .problem import QuantizedProblem
@@ -115,6 +116,8 @@ class Dtypes:
     def pointers(self, operands: Operands) -> tuple[Any, ...]:
         """What a kernel takes: x, values, scales, zeros, bias, C and ends."""
         scale = operands.scales
+        if operands.ends is not None:
+            check_ends_rise(operands.ends)
         return (
             pointer_to(operands.x, self.x),
             pointer_to(as_octets(operands.values), "uint8"),
