@@ -16,7 +16,8 @@ from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig, plan
 from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, AsyncConfig
 from laneloom.ops.matmul.config_shares import MANY_PARTS, in_line
-from laneloom.ops.matmul.plan_half import HALF, half_best, half_configs
+from laneloom.ops.matmul.dtypes import HALVES
+from laneloom.ops.matmul.plan_half import half_best, half_configs
 from laneloom.ops.matmul.plan_wide import by_tma
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
@@ -30,14 +31,14 @@ VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
 @pytest.mark.parametrize(
     ("path", "dtypes", "products", "regret", "most", "ratio"),
     [
-        (MEASURED, WIDE, 290, 0.04, 0.6, 1.37), (MEASURED, HALF, 165, 0.045, 0.65, 1.9),
-        (ON_H100, WIDE, 140, 0.035, 0.4, 1.15), (ON_H100, HALF, 60, 0.035, 0.5, 1.7),
-        (BATCHES, HALF, 350, 0.045, 0.6, 1.4), (BATCHES_ON_H100, HALF, 300, 0.045, 0.6, 1.3),
+        (MEASURED, WIDE, 290, 0.04, 0.6, 1.37), (MEASURED, HALVES, 165, 0.045, 0.65, 1.9),
+        (ON_H100, WIDE, 140, 0.035, 0.4, 1.15), (ON_H100, HALVES, 60, 0.035, 0.5, 1.7),
+        (BATCHES, HALVES, 350, 0.045, 0.6, 1.4), (BATCHES_ON_H100, HALVES, 300, 0.045, 0.6, 1.3),
     ],
 )
 def test_the_plan_takes_what_was_measured_to_be_fast(path, dtypes, products, regret, most, ratio):
     found = planned(path, dtypes)
-    if path in (ON_H100, BATCHES_ON_H100) and dtypes == HALF:  # measured when `hopper_async` was slower there
+    if path in (ON_H100, BATCHES_ON_H100) and dtypes == HALVES:  # measured when `hopper_async` was slower there
         found = [x for x in found if min(x[0].problem.vector_out, x[0].problem.vector_a, x[0].problem.vector_b) > 1]
     assert len(found) >= products
     regrets = [row.us / min(other.us for other in every) - 1 for row, every in found]
@@ -54,7 +55,7 @@ def test_the_page_has_what_the_plan_takes():
     assert table in products
     assert summarise(taken) in page
     for path in (MEASURED, BATCHES):
-        halves = planned(path, HALF)
+        halves = planned(path, HALVES)
         assert render_half(halves) in products
         assert summarise(halves) in page
     assert "| 1 | 128 x 128 x 20000 | TN |" in table

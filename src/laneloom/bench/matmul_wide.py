@@ -30,9 +30,10 @@ from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.config_rows import GROUP
 from ..ops.matmul.config_shares import SharedConfig
+from ..ops.matmul.dtypes import HALVES
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs, cluster_parts
-from ..ops.matmul.plan_half import HALF, half_configs, half_us
+from ..ops.matmul.plan_half import half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates, tiled
 from ..ops.matmul.plan_rows import batched_rows
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
@@ -132,12 +133,12 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
-    batched = problem.dtype_a in HALF and problem.batches > 1
+    batched = problem.dtype_a in HALVES and problem.batches > 1
     if batched or problem in NOT_ALIGNED:
         found = dict.fromkeys((_of_batch if batched else _unaligned)(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
         return
-    if problem.dtype_a in HALF:
+    if problem.dtype_a in HALVES:
         yield from (_likely if problem in RANDOM else half_configs)(problem, gpu)
         others = (config for config, _ in candidates(problem, gpu) if config.schedule != "hopper_async")
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
@@ -176,7 +177,7 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
     errors = {"torch": ((outs[0].double() - truth).norm() / truth.norm()).item()}
     # A chain of K roundings, which torch's own sums may be better than by far: enough to tell what is wrong.
     eps = torch.finfo(DTYPES[dtype]).eps
-    budget = 2 * errors["torch"] + eps / 2 if dtype in HALF else 4 * eps * max(8, problem.k**0.5)
+    budget = 2 * errors["torch"] + eps / 2 if dtype in HALVES else 4 * eps * max(8, problem.k**0.5)
     calls: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(*operands[i], out=outs[i])}
     for config in iterate_configs(problem, gpu):
         call = schedule_of(config).prepare(problem, config, gpu)
@@ -255,7 +256,7 @@ def _of_random(ratios: Sequence[tuple[float, tuple[int, int, int, int, str]]]) -
 def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     """Markdown: what the plan takes of products of 16 bits, the slowest beside torch first, then of random ones."""
     lines = ["| batch | M x N x K | layout | us | x torch | what ran |", "|---" * 6 + "|"]
-    rows = sorted((row for row, _ in taken if row.dtype in HALF), key=lambda row: row.torch_us / row.us)
+    rows = sorted((row for row, _ in taken if row.dtype in HALVES), key=lambda row: row.torch_us / row.us)
     for row in (row for row in rows if row.problem not in RANDOM):
         cells = [str(row.batch), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
         cells += [f"{row.torch_us / row.us:.2f}", _words(row)]

@@ -57,8 +57,7 @@ class WeightProduct(Product):
 
 def parse_weight(product: Product, weight: str | None, group: int | None) -> Product:
     """The product with a weight of few bits, if there is one. Raises ArgumentError, UnsupportedError."""
-    from ..ops.matmul.dtypes import FLOAT_OUTPUTS
-    from ..ops.quantized_matmul.problem import DTYPES
+    from ..ops.matmul.dtypes import FLOAT_OUTPUTS, HALVES
     from ..ops.quantized_matmul.weight import LEAST_GROUP, PACKED, check_group
 
     if weight is None:
@@ -66,7 +65,7 @@ def parse_weight(product: Product, weight: str | None, group: int | None) -> Pro
             raise ArgumentError("--group belongs to --weight")
         return product
     check_choice("--weight", weight, tuple(USUAL))
-    check_choice("--dtype", product.dtype, DTYPES)
+    check_choice("--dtype", product.dtype, HALVES)
     check_choice("--out-dtype", product.dtype_out, FLOAT_OUTPUTS)
     if product.layout != "nn" or product.precision != "ieee" or product.scales:
         raise ArgumentError("--weight: the weight lies as [N, K]; --layout, --precision and --scales belong to others")

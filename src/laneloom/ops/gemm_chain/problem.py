@@ -9,7 +9,6 @@ from ..matmul.problem import Matrix
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 OPERANDS = ("fp16", "bf16")
-ADDENDS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)

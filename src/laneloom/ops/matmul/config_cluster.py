@@ -7,9 +7,10 @@ from math import gcd
 from typing import Self
 
 from ...gpu import Gpu
-from .config_hopper import FLOAT_OUTPUTS, TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
+from .config_hopper import TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
 from .config_scaled import beside_scaled, why_not_scaled
 from .config_shares import PartsConfig
+from .dtypes import FLOAT_OUTPUTS, HALVES
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
@@ -17,7 +18,6 @@ MOST_ROWS = 256  #: in one box of the copy engine
 NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
 OWN_ROWS = 128  #: of a tile that one warpgroup multiplies while another writes
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
-EITHER_AXIS = ("bf16", "fp16")  #: what wgmma takes along K or across it; the rest along K only
 _WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))  #: multiplied with each other
 
 
@@ -224,7 +224,7 @@ class ClusterConfig(PartsConfig):
         """Whether operand "a" or "b", or its copy, is read along K. Copies of what goes along either axis keep it."""
         matrix, across = (multiplied.a, "t") if operand == "a" else (multiplied.b, "n")
         copied = self.copy_a if operand == "a" else self.copy_b
-        keeps = self.pieces == 1 and piece_dtype(multiplied, self, operand) in EITHER_AXIS
+        keeps = self.pieces == 1 and piece_dtype(multiplied, self, operand) in HALVES
         return matrix.major != across or (copied and not keeps)
 
     def b_columns(self, multiplied: MatmulProblem) -> int:
@@ -340,7 +340,7 @@ class ClusterConfig(PartsConfig):
         for name, matrix, copied in (("a", problem.a, self.copy_a), ("b", problem.b, self.copy_b)):
             if self.pieces > 1 and not copied:
                 return f"hopper_cluster: pieces of {name} have to be made first, by a copy"
-            both_majors = piece_dtype(problem, self, name) in EITHER_AXIS
+            both_majors = piece_dtype(problem, self, name) in HALVES  # wgmma takes others along K only
             along_k = matrix.major == ("n" if name == "a" else "t")
             if not copied and not (tma_reads(problem, name) and (both_majors or along_k)):
                 return f"hopper_cluster: TMA and wgmma need {name} at multiples of {TMA_BYTES} bytes, or copied first"

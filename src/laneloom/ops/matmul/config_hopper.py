@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig, why_not_plain
+from .dtypes import FLOAT_OUTPUTS, HALVES
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: What a multiplication by wgmma takes, and what it accumulates in.
 WGMMA_DTYPES = ("bf16", "fp16", "fp8", "int8")
-REPACKED_DTYPES = ("bf16", "fp16")
 PLAIN_DTYPES = ("bf16", "fp16", "fp32", "fp64", "int8")
-FLOAT_OUTPUTS = ("bf16", "fp16", "fp32")
 TMA_BYTES = 16  #: TMA needs its base and its pitch to be multiples of this
 RING_OVERHEAD_BYTES = 1024  #: barriers, the warp specialisation's state, alignment
 MOST_LAUNCHES = 256  #: products of a batch that one call launches one after the other
@@ -138,8 +137,8 @@ class HopperConfig(MatmulConfig):
             major = problem.a.major if operand == "a" else problem.b.major
             if major == "x":
                 return f"hopper: {operand} is contiguous along neither axis"
-            if repacked and a not in REPACKED_DTYPES:
-                return f"hopper: copies operands of {', '.join(REPACKED_DTYPES)} only, got {a}"
+            if repacked and a not in HALVES:
+                return f"hopper: copies operands of {', '.join(HALVES)} only, got {a}"
             if not repacked and not tma_reads(problem, operand):
                 return f"hopper: TMA needs {operand} at a base and a pitch of {TMA_BYTES} bytes, or repacked"
         if self.tma_store and (self.swapped or (self.split_k == 1 and not tma_writes(problem))):

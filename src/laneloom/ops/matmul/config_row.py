@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, filled, tma_reads, why_not_bare
+from .config_hopper import MOST_SIZE, filled, tma_reads, why_not_bare
+from .dtypes import FLOAT_OUTPUTS, HALVES
 from .model_hopper import LINE_BYTES
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -19,7 +20,7 @@ AHEAD_BYTES = 32 << 10  #: that a CTA asks the L2 for: less, or twice as much, i
 PIECE_BYTES = 16  #: that a lane loads of a row
 LANES = (4, 8, 16, 32)  #: that load a row
 CLUSTERS = (1, 2, 4, 8)
-HALVES, WIDE = ("bf16", "fp16"), ("fp32", "fp64")
+WIDE = ("fp32", "fp64")
 
 
 @dataclass(frozen=True, kw_only=True)

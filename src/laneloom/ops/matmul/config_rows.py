@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, filled, tma_reads, why_not_bare
+from .config_hopper import MOST_SIZE, filled, tma_reads, why_not_bare
 from .config_row import CLUSTERS
+from .dtypes import FLOAT_OUTPUTS
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 UNIT = 32  #: of K, what a warp multiplies at once

@@ -24,7 +24,8 @@ ACCUMULATORS = {
 }  # fmt: skip
 #: Dtypes of which one operand may have one, the other another.
 MIXED = (frozenset({"int8", "uint8"}), frozenset({"fp8", "bf8"}), frozenset({"int4", "uint4"}))
-FLOAT_OUTPUTS = ("fp32", "fp16", "bf16")
+HALVES = ("fp16", "bf16")
+FLOAT_OUTPUTS = ("fp32", *HALVES)
 #: how operands may be multiplied -> which ones; "ieee", as all of them are by default, goes with any
 PRECISIONS = {"ieee": (), "tf32": ("fp32",), "3xtf32": ("fp32",), "3xbf16": ("fp32",), "promoted": ("fp8", "bf8")}
 

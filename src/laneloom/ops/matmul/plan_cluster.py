@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...gpu import Gpu
-from .config_cluster import EITHER_AXIS, NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
-from .config_hopper import REPACKED_DTYPES, TMA_BYTES, tma_reads, tma_writes
+from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
+from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
+from .dtypes import HALVES
 from .model_hopper import (
     HIDDEN_HELD,
     HIDDEN_SPLIT,
@@ -79,7 +80,7 @@ def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> b
     """Whether the tensor cores cannot have operand "a" or "b" from where it lies."""
     matrix = problem.a if name == "a" else problem.b
     along_k = matrix.major == ("n" if name == "a" else "t")
-    return pieces > 1 or not tma_reads(problem, name) or not (along_k or dtype in EITHER_AXIS)
+    return pieces > 1 or not tma_reads(problem, name) or not (along_k or dtype in HALVES)
 
 
 class Tiles(NamedTuple):
@@ -373,7 +374,7 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
 def likely_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:
     """Of one product, to hold beside other schedules': without copies where TMA reads both operands `in_place`, else
     those of 16 bits with the time of copies."""
-    if not in_place and problem.dtype_a not in REPACKED_DTYPES:
+    if not in_place and problem.dtype_a not in HALVES:
         return []
     found = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu))
     if in_place:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from ...gpu import Gpu
 from .config_async import HALF_TILES, AsyncConfig
 from .config_hopper import tma_reads
+from .dtypes import HALVES
 from .model_hopper import LINE_BYTES, ceil_div, clusters_at_once
 from .plan_wide import cut
 from .problem import DTYPE_BYTES, MatmulProblem
 
-HALF = ("bf16", "fp16")
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
@@ -144,7 +144,7 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
 
 def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float]]:
     """Configs with their estimates, the shortest first; none for what others do better."""
-    if problem.dtype_a not in HALF or problem.dtype_b != problem.dtype_a:
+    if problem.dtype_a not in HALVES or problem.dtype_b != problem.dtype_a:
         return []
     each = problem.m * problem.n * problem.k
     large = each > SMALL_MULTIPLICATIONS and each * problem.batches > MOST_MULTIPLICATIONS

@@ -17,7 +17,6 @@ from .config_async import AsyncConfig
 from .config_cluster import ClusterConfig
 from .config_hopper import (
     PLAIN_DTYPES,
-    REPACKED_DTYPES,
     WGMMA_DTYPES,
     HopperConfig,
     PlainConfig,
@@ -30,6 +29,7 @@ from .config_registers import PIECES, RegistersConfig, cluster_us, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
+from .dtypes import HALVES
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
@@ -176,7 +176,7 @@ def _streams(problem: MatmulProblem, gpu: Gpu) -> bool:
         return False
     if not tma_writes(problem):
         return True
-    if problem.dtype_a not in REPACKED_DTYPES:
+    if problem.dtype_a not in HALVES:
         return problem.dtype_a not in ("fp8", "bf8") or long * problem.k >= STREAMED_EIGHTHS
     if problem.k <= STREAMED_K:
         return False

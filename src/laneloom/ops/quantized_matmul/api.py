@@ -9,11 +9,11 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed, check_array_out, known_name, numpy_dtype
+from ..matmul.dtypes import HALVES
 from ..matmul.execute import check_distinct
 from ..target import gpu_for_arrays
 from . import execute
 from .config import BaseConfig, parse_config
-from .problem import DTYPES
 from .weight import QuantizedWeight, is_tensor
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def quantized_matmul(
 
 def check_operand(name: str) -> str:
     """The project's word for x's dtype, as `known_name` gives it. Raises UnsupportedError."""
-    if name not in DTYPES:
+    if name not in HALVES:
         raise UnsupportedError(f"x: expected dtype fp16 or bf16, got {name}")
     return name
 

@@ -10,9 +10,9 @@ from ...errors import ArgumentError
 from ...gpu import Gpu
 from ..config_words import config_of_words, config_text
 from ..matmul.config_dot import MOST_PROGRAMS
-from ..matmul.dtypes import FLOAT_OUTPUTS
+from ..matmul.dtypes import FLOAT_OUTPUTS, HALVES
 from ..scalars import shown
-from .problem import DTYPES, QuantizedProblem
+from .problem import QuantizedProblem
 
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
 SCHEDULES = {"tiles": "config", "hopper_weights": "config_hopper"}
@@ -80,8 +80,8 @@ class QuantizedConfig(BaseConfig):
 
     def why_invalid(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         """See BaseConfig."""
-        if problem.dtype not in DTYPES:
-            return f"tiles: multiplies {' and '.join(DTYPES)}, got {problem.dtype}"
+        if problem.dtype not in HALVES:
+            return f"tiles: multiplies {' and '.join(HALVES)}, got {problem.dtype}"
         if problem.dtype_out not in FLOAT_OUTPUTS:
             return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):

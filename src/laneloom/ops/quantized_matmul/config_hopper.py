@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from math import ceil
 
 from ...gpu import Gpu
-from ..matmul.dtypes import FLOAT_OUTPUTS
+from ..matmul.config_hopper import MOST_SIZE
+from ..matmul.dtypes import FLOAT_OUTPUTS, HALVES
 from ..matmul.model_hopper import clusters_at_once
 from ..matmul.problem import Matrix
 from .config import BaseConfig
-from .problem import DTYPE_BYTES, DTYPES, QuantizedProblem
+from .problem import DTYPE_BYTES, QuantizedProblem
 
 SLICE = 128  #: of K
 EIGHTHS = (1, 2, 4, 8, 16)  #: rows of X of a tile, in eights
 CLUSTERS = (1, 2, 4, 8)
-MOST_SIZE = (1 << 31) - (1 << 12)
 MOST_GROUP = 1 << 30
 #: registers that a thread gets, by consumer warpgroups, and what it needs beside sums and operands
 REGISTERS, OTHER_REGISTERS, BRINGER_REGISTERS = {1: 255, 2: 168, 3: 128}, 24, 60
@@ -94,7 +94,7 @@ class HopperWeightsConfig(BaseConfig):
         """See BaseConfig."""
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_weights: needs wgmma, {gpu.name} has none"
-        if problem.dtype not in DTYPES or problem.dtype_out not in FLOAT_OUTPUTS:
+        if problem.dtype not in HALVES or problem.dtype_out not in FLOAT_OUTPUTS:
             return f"hopper_weights: multiplies fp16 and bf16, got {problem.dtype} to {problem.dtype_out}"
         if problem.group and problem.group < 32:
             return f"hopper_weights: groups of 32 or more, got {problem.group}"

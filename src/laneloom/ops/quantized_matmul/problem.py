@@ -11,7 +11,6 @@ from ..matmul.dtypes import DTYPE_BYTES as _DTYPE_BYTES
 from ..matmul.problem import Matrix, most_row_tiles
 from .weight import PACKED
 
-DTYPES = ("fp16", "bf16")  #: of X
 DTYPE_BYTES = {**_DTYPE_BYTES, "e8m0": 1}
 
 
