@@ -16,6 +16,7 @@ from types import MappingProxyType
 from .errors import UnknownGpuError, UnsupportedError
 
 KIB = 1024
+MOST_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 _SAME_PRODUCT = 0.05  #: by how much the bandwidth of one product is told differently
 
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from laneloom.errors import ArgumentError, UnsupportedError
-from laneloom.gpu import GPUS, get_gpu
+from laneloom.gpu import GPUS, MOST_PROGRAMS, get_gpu
 from laneloom.ops.attention import execute, reference
-from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, lds_room, plan, plan_backward
+from laneloom.ops.attention.config import AttentionConfig, lds_room, plan, plan_backward
 from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, HopperRangesConfig
 from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
 from laneloom.ops.attention.hopper_gradients import waves
@@ -286,7 +286,7 @@ def test_configs_that_cannot(change, words):
 def test_other_refusals():
     config = plan(problem(), get_gpu("gfx1151"))
     assert "fp16 or bf16" in config.why_invalid(problem(dtype="fp32"), get_gpu("gfx1151"))
-    assert "programs" in config.why_invalid(problem(batch=MAX_PROGRAMS), get_gpu("gfx1151"))
+    assert "programs" in config.why_invalid(problem(batch=MOST_PROGRAMS), get_gpu("gfx1151"))
     assert "fewer than" in config.why_invalid(problem(keys=1 << 30), get_gpu("gfx1151"))
 
 

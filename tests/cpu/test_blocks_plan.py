@@ -8,10 +8,10 @@ from itertools import product
 
 import pytest
 
-from laneloom.gpu import get_gpu
+from laneloom.gpu import MOST_PROGRAMS, get_gpu
 from laneloom.ops.matmul import config as configs
 from laneloom.ops.matmul.config import plan
-from laneloom.ops.matmul.config_blocks import MOST_PROGRAMS, BlocksConfig
+from laneloom.ops.matmul.config_blocks import BlocksConfig
 from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.plan_blocks import scaled_configs
 from laneloom.ops.matmul.problem import BlockScales, Epilogue, MatmulProblem, Matrix

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
-from laneloom.gpu import get_gpu
-from laneloom.ops.quantized_matmul.config import MOST_PROGRAMS, QuantizedConfig, parse_config
+from laneloom.gpu import MOST_PROGRAMS, get_gpu
+from laneloom.ops.quantized_matmul.config import QuantizedConfig, parse_config
 from laneloom.ops.quantized_matmul.plan import checked_config, plan
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem
 

@@ -171,7 +171,7 @@ def test_tile_orders(order, gpu):
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
 def test_more_programs_than_one_launch_has(gpu, monkeypatch):
-    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 3)
+    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MOST_PROGRAMS", 3)
     a, b, ends, out = draw(90, 24), draw(4, 24, 70), [33, 34, 34, 90], torch.full((90, 70), NAN).bfloat16()
     with laneloom.emulated(gpu, strict=True) as emulation:
         laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=out)

@@ -92,7 +92,7 @@ def test_every_tile_order_is_a_bijection(gfx1151):
 
 
 def test_a_product_may_take_several_launches(gfx1151, monkeypatch):
-    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 5)
+    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MOST_PROGRAMS", 5)
     a, b = random(2, 100, 16), random(2, 16, 72)
     check(a, b, laneloom.matmul(a, b, config=SMALL))
     assert [record.grid for record in gfx1151.launches] == [(5, 1, 1), (3, 1, 1)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ...errors import InvalidConfigError, UnsupportedError
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from .config_float8 import float8_candidates
 from .plan_backward import backward_candidates
 from .plan_forward import forward_candidates
@@ -14,7 +14,6 @@ from .problem import HALVES, AttentionProblem
 
 Role = Literal["forward", "query", "key", "backward"]
 
-MAX_PROGRAMS = 1 << 24  #: of one launch
 _MAX_THREADS = (1 << 32) - 1  #: of a grid of AMD's
 MAX_LENGTH = 1 << 30  #: queries and keys: sums of two positions and of a tile fit 32 bits
 _D_RANGE, _D_STEP = (16, 512), 8
@@ -102,7 +101,7 @@ class AttentionConfig:
         need = self.lds_bytes(problem)
         if need > lds_room(gpu):
             return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {lds_room(gpu)}"
-        most = min(MAX_PROGRAMS, _MAX_THREADS // (gpu.wave * self.num_warps))
+        most = min(MOST_PROGRAMS, _MAX_THREADS // (gpu.wave * self.num_warps))
         if self.programs(problem) > most:
             return f"one launch has at most {most} programs, this takes {self.programs(problem)}"
         return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from . import config_mfma, config_wmma
 from .config import MatmulConfig, why_not_grouped
-from .config_dot import MOST_PROGRAMS, DotConfig
+from .config_dot import DotConfig
 from .dtypes import FLOAT_OUTPUTS, words
 from .problem import SCALE_BLOCK, MatmulProblem
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from .config import MatmulConfig, why_not_plain
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: operands -> what they may be stored as
 OUTPUTS = {"int8": ("int32",), "fp8": ("fp32", "fp16", "bf16"), "bf8": ("fp32", "fp16", "bf16")}
 _SUMS = 128  #: of a lane
-_MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +49,8 @@ class DirectConfig(MatmulConfig):
             return f"each of {waves_m} x {self.waves_n} waves needs 16 x 16 of the tile, got {self.text}"
         if self.block_m * self.block_n > _SUMS * 32 * self.num_warps:
             return f"a lane holds at most {_SUMS} sums, got {self.text}"
-        if self.programs(problem) > _MAX_PROGRAMS:
-            return f"one launch has at most {_MAX_PROGRAMS} programs, this takes {self.programs(problem)}"
+        if self.programs(problem) > MOST_PROGRAMS:
+            return f"one launch has at most {MOST_PROGRAMS} programs, this takes {self.programs(problem)}"
         return None
 
     def programs(self, problem: MatmulProblem) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from .config import MatmulConfig
 from .config_hopper import why_not_bare
 from .dtypes import FULL_PRECISIONS, outputs, words
@@ -14,7 +14,6 @@ from .problem import DTYPE_BYTES, MatmulProblem
 DTYPES = ("fp16", "bf16", "fp8", "bf8", "int8", "fp32", "fp64")
 ROW_BYTES = 128  #: of K in a tile of up to 16 bits
 TILES = ((128, 128), (64, 64), (32, 32))
-MOST_PROGRAMS = 1 << 24  #: a grid of AMD's holds fewer than 2**32 threads
 
 
 @dataclass(frozen=True, kw_only=True)

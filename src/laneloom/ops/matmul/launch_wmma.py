@@ -14,7 +14,7 @@ from ...codegen import CodeObject, compile_kernel
 from ...codegen.matrix_rewrite import mark, rewriting
 from ...codegen.versions import wmma_layout
 from ...emulator.driver import ArrayArgument
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from .config import MatmulConfig
 from .config_fma import FmaConfig
 from .config_mfma import MfmaConfig
@@ -22,8 +22,6 @@ from .config_wmma import ACROSS, VECTOR_BYTES, WmmaConfig, is_upcast, lds_elemen
 from .layouts_wmma import halves_interleaved, load_layout, shared_layout
 from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import CHIPLETS
-
-MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 
 #: The kernels' arguments that are integers, in their order; the values come from `runtime_arguments`.
 SIZES = [
@@ -261,8 +259,8 @@ def launch_tiles(
         arguments["ends_ptr"] = ends
     count = problem.tiles(config.block_m, config.block_n) if count is None else count
     with rewriting(bool(chosen["MARK"])):
-        for first in range(0, count, MAX_PROGRAMS):
-            kernel[(min(count - first, MAX_PROGRAMS), config.parts(problem), 1)](
+        for first in range(0, count, MOST_PROGRAMS):
+            kernel[(min(count - first, MOST_PROGRAMS), config.parts(problem), 1)](
                 a, b, c, add, bias, alpha, beta, scale_a, scale_b, first_program=first, **arguments,
                 num_warps=config.num_warps, enable_fp_fusion=True,
             )  # fmt: skip

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
+from ...gpu import MOST_PROGRAMS
 from ..axes import merge_axes
 from ..matmul.problem import SCALE_BLOCK
 from ..scalars import is_whole, shown
 
 DTYPES = ("fp32", "fp16", "bf16")  #: of X
-MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 TILE_ROWS = {1: 8, SCALE_BLOCK: SCALE_BLOCK}  #: by rows of a block: rows of 128 numbers that a program takes
 _MAX_EXTENT = 1 << 30  #: of a matrix along either axis, whose numbers are 32-bit ones
 
@@ -57,8 +57,8 @@ def problem_of(
         return None
     (outer, stride_o), (inner, stride_i), (m, stride_m) = [(1, 0)] * (3 - len(axes)) + axes
     problem = QuantizeProblem(rows, (outer, inner), m, k, (stride_o, stride_i, stride_m, stride_k), dtype, dtype_q)
-    if max(m, k) > _MAX_EXTENT or problem.programs > MAX_PROGRAMS:
-        most = MAX_PROGRAMS * TILE_ROWS[rows] // rows
+    if max(m, k) > _MAX_EXTENT or problem.programs > MOST_PROGRAMS:
+        most = MOST_PROGRAMS * TILE_ROWS[rows] // rows
         raise UnsupportedError(
             f"x: expected at most {_MAX_EXTENT} rows and columns and {most} blocks, got {problem.blocks} blocks of "
             f"shape {tuple(shape)}"

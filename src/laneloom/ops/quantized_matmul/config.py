@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any, Self
 
 from ...errors import ArgumentError
-from ...gpu import Gpu
+from ...gpu import MOST_PROGRAMS, Gpu
 from ..config_words import config_of_words, config_text
-from ..matmul.config_dot import MOST_PROGRAMS
 from ..matmul.dtypes import FLOAT_OUTPUTS, HALVES
 from ..scalars import shown
 from .problem import QuantizedProblem
