@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .attention import COPY, CUDNN, DECODE_SOURCES, FLASH, KERNEL_SOURCES
-from .plots import save_figure
+from .plots import pyplot_for, save_figure
 from .records import Record, load
 from .report import OURS, fill_page, geometric_mean, measured_on
 from .suites import load_suite
@@ -141,13 +141,8 @@ def render_summary(records: Iterable[Record]) -> str:
 
 def plot_lengths(records: Iterable[Record], path: Path) -> None:
     """TFLOP/s over the length of the sequences, 16,384 positions together, D = 128."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot
-
     found = _newest(records)
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    figure, axes = pyplot_for(path).subplots(1, 2, figsize=(9, 3.6), sharex=True)
     for ax, what in zip(axes, ("forward", "backward"), strict=True):
         for causal, style in ((False, "-"), (True, "--")):
             for name, colour in ((OURS, "C0"), (CUDNN, "C1"), (FLASH, "C2")):

@@ -18,7 +18,7 @@ import torch
 
 from .matmul import check, keep, make_inputs
 from .matmul_cases import Case, make_case
-from .plots import save_figure
+from .plots import pyplot_for, save_figure
 from .records import Record, load, read_environment
 from .report import OURS, fill_page
 from .timing import Timing, capture, replay_round
@@ -86,12 +86,7 @@ def render(records: Sequence[Record]) -> str:
 
 def plot(records: Sequence[Record], path: Path) -> None:
     """TFLOP/s of the bf16 squares in layout NN over the time since the pause, ours and torch's; needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, axes = pyplot_for(path).subplots(figsize=(7, 4.2))
     shown = [r for r in records if (r.problem["dtype"], r.problem["layout"]) == ("bf16", "nn")]
     sizes = dict.fromkeys(r.problem["m"] for r in shown)
     for size, colour in zip(sizes, COLOURS, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..ops.matmul.tuned import TunedEntry, shipped_entries
-from .plots import save_figure
+from .plots import pyplot_for, save_figure
 from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
 
@@ -325,12 +325,9 @@ def measure_or_fill(
 
 def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", layout: str = "nn") -> None:
     """TFLOP/s of square products over their size, ours and the reference's, both ways of timing; needs matplotlib."""
-    import matplotlib
+    figure, axes = pyplot_for(path).subplots(figsize=(7, 4.2))
+    from matplotlib import ticker
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot, ticker
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
     records = list(records)
     reference = next(r.reference for r in records if r.problem["dtype"] == dtype)
     best = max(r.tflops for r in records if r.problem["dtype"] == dtype and r.method == METHOD_SUSTAINED)
