@@ -11,11 +11,9 @@ from laneloom.isa.analysis import (
     analyze_listing,
     hot_loop,
     instruction_mix,
-    loads_are_wide,
     matrix_overlap,
     narrow_loads,
     order,
-    prefetch_overlaps,
     waits,
 )
 from laneloom.isa.listing import Kind, parse_instruction, parse_listing
@@ -158,10 +156,7 @@ def test_order_of_a_loop_of_multiply_adds():
     ],
 )
 def test_overlap_of_loads_and_matrix_instructions(body: tuple[str, ...], overlap: float):
-    loop = loop_of(*body)
-    assert matrix_overlap(loop) == overlap
-    assert prefetch_overlaps(loop) == (overlap == 1.0)
-    assert prefetch_overlaps(loop, at_least=0.5) == (overlap >= 0.5)
+    assert matrix_overlap(loop_of(*body)) == overlap
 
 
 def test_stores_count_in_cdna_waits_and_not_in_rdna_waits():
@@ -171,14 +166,11 @@ def test_stores_count_in_cdna_waits_and_not_in_rdna_waits():
 
 
 def test_narrow_loads():
-    assert loads_are_wide(loop_of(G, L, S, W))
+    assert not narrow_loads(loop_of(G, L, S, W))
     half = loop_of(G, L, "ds_load_b64 v[0:1], v2", "ds_store_b32 v0, v1", W)
     assert [i.mnemonic for i in narrow_loads(half)] == ["ds_load_b64"]
-    assert not loads_are_wide(half)
-    assert loads_are_wide(half, width_bytes=8)
-    assert not loads_are_wide(loop_of(G, "ds_load_2addr_b64 v[0:3], v4 offset1:1", W))
-    assert not loads_are_wide(loop_of(G, W))
-    assert not loads_are_wide(loop_of(W))
+    assert not narrow_loads(half, width_bytes=8)
+    assert narrow_loads(loop_of(G, "ds_load_2addr_b64 v[0:3], v4 offset1:1", W))
 
 
 NEST = f"""

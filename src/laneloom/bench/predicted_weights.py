@@ -67,12 +67,6 @@ def predict_weights(
     return predict(lambda: execute.multiply_into(operands, dtypes, row, chosen), row), chosen.text
 
 
-def predicted_us(gpu: str, m: int, kind: tuple[str, str, int, str], config: Any = None) -> tuple[float, str]:
-    """The same in microseconds for x [m, K] and W [N, K]."""
-    found, text = predict_weights(gpu, m, N, K, kind, config)
-    return found.time_us, text
-
-
 def predict_all(path: Path) -> None:
     """Predict every GPU and M, and write the records."""
     commit, dirty = read_commit()
@@ -84,14 +78,14 @@ def predict_all(path: Path) -> None:
     for gpu in GPUS:
         for m in ROWS:
             halves = predict_matmul(m, N, K, gpu, dtype_out="fp16", layout="nt").time_us
-            ours = {kind[0]: predicted_us(gpu, m, kind) for kind in KINDS}
+            ours = {kind[0]: predict_weights(gpu, m, N, K, kind) for kind in KINDS}
             record = made | {
                 "gpu": gpu, "m": m, "n": N, "k": K, "fp16_us": halves,
-                "time_us": {dtype: time_us for dtype, (time_us, _) in ours.items()},
+                "time_us": {dtype: found.time_us for dtype, (found, _) in ours.items()},
                 "config": {dtype: text for dtype, (_, text) in ours.items()},
             }  # fmt: skip
             lines.append(json.dumps(record, sort_keys=True))
-            times = {dtype: f"{us:.0f} us" for dtype, (us, _) in ours.items()}
+            times = {dtype: f"{found.time_us:.0f} us" for dtype, (found, _) in ours.items()}
             print(gpu, m, f"fp16 {halves:.0f} us", times, flush=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

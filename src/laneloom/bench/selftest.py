@@ -121,11 +121,11 @@ def _product(device: str, m: int, n: int, k: int, layout: str, dtype: str) -> tu
 
 
 def _within(
-    got: torch.Tensor, truth: torch.Tensor, same: torch.Tensor, dtype: str, scale: float = 1.0
+    got: torch.Tensor, truth: torch.Tensor, same: torch.Tensor, dtype: str
 ) -> tuple[float, str | None]:
     """The worst error over 2 x that of the same in torch, and one rounding of the largest result."""
     error, theirs = ((x.double() - truth).abs().max().item() for x in (got, same))
-    budget = scale * (2 * theirs + UNIT_ROUNDOFF[dtype] * truth.abs().max().item())
+    budget = 2 * theirs + UNIT_ROUNDOFF[dtype] * truth.abs().max().item()
     share = error / budget if error == error else float("inf")
     return share, None if share <= 1 else f"off by {error:.2e}, allowed {budget:.2e}"
 

@@ -34,7 +34,6 @@ from .records import Environment, Record, hash_sources, make_record
 from .suites import load_suite, quick_cases
 from .timing import METHOD_SUSTAINED, Launch, Timing, count_sets, interleave
 
-RIVALS = ("torch", "compile")
 PACKAGE = Path(__file__).parents[1]
 
 

@@ -47,7 +47,6 @@ class KernelMetadata:
     workgroup_processor_mode: bool  #: RDNA: the waves of a workgroup share both CUs of a WGP
     workgroup_size: tuple[int, ...] | None = None  #: the only one that the kernel admits, where it says so
     cluster: tuple[int, ...] | None = None  #: workgroups of a cluster (CDNA 5), where the code is made for one size
-    dynamic_stack: bool = False  #: the compiler could not tell how much scratch calls take
 
 
 def parse_metadata(asm: str) -> tuple[KernelMetadata, ...]:
@@ -108,7 +107,6 @@ def _kernel(entry: dict[str, Any]) -> KernelMetadata:
         workgroup_processor_mode=bool(int(entry.get(".workgroup_processor_mode", 0))),
         workgroup_size=tuple(int(n) for n in required) if required else None,
         cluster=_cluster(entry.get(".cluster_dims")),
-        dynamic_stack=bool(entry.get(".uses_dynamic_stack", False)),
     )
 
 

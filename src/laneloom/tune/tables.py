@@ -59,14 +59,14 @@ def store(entry: tuned.TunedEntry, gpu: Gpu) -> Path:
     return path
 
 
-def ship(entry: tuned.TunedEntry, gpu: Gpu, path: Path | None = None) -> Path:
+def ship(entry: tuned.TunedEntry, gpu: Gpu) -> Path:
     """Put an entry into the package's table of its GPU, in the place of an older one of the same product of matrices
     and of the same objective, measured on the same GPU.
 
     One that gains less than LEAST_SHIPPED is left out, and the older one with it: the cost model, which may get better,
     decides there. Raises LaneloomError for a table that cannot be read: it is in the repository, and not to be lost.
     """
-    path = path or tuned.table_path(gpu.name)
+    path = tuned.table_path(gpu.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -202,12 +202,12 @@ def _attend_to_nothing(operands: dict[str, Any]) -> None:
 
 
 def prepare_backward(
-    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], *, deterministic: bool = False, configs: Any = None
+    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], *, deterministic: bool = False
 ) -> Callable[[dict[str, Any]], None]:
     """What writes dq, dk, dv for q, k, v, out, lse, the gradients g of out and dlse (or None) of lse, torch tensors
-    that lie as these do, call after call. configs: in place of the planned ones.
+    that lie as these do, call after call.
     """
-    planned = plan_backward(problem, gpu, deterministic=deterministic) if configs is None else configs
+    planned = plan_backward(problem, gpu, deterministic=deterministic)
     chosen = [checked_config(problem, gpu, config.role, config) for config in planned]
     if 0 in (problem.batch, problem.heads, problem.queries, problem.keys):
         return _differentiate_nothing
