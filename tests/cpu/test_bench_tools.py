@@ -373,3 +373,6 @@ def test_the_selftest_without_a_gpu_says_so(tmp_path):
     assert shown.exit_code == 2
     assert "--emulate gfx1151" in shown.stderr
     assert not out.exists()
+    out.write_text("of another run")
+    assert CliRunner().invoke(app, ["selftest", "-o", str(out)]).exit_code == 2
+    assert out.read_text() == "of another run"

@@ -12,6 +12,7 @@ from laneloom.bench import sgemm_rungs
 from laneloom.cli import app
 from laneloom.cli.ladder import _sgemm_table
 from laneloom.cli.terminal import least_width
+from laneloom.errors import UnsupportedError
 from laneloom.gpu import get_gpu
 
 
@@ -188,3 +189,17 @@ def test_results_that_cannot_be_written(tmp_path):
     words = ("run", str(kernel), "--grid", "1", "--block", "32", "--arg")
     assert sentence(*words, f"f32:4:zeros->{kernel}/x.npy").startswith("--arg: cannot write ")
     assert sentence(*words, "lds:64->x.npy") == "--arg lds:64->x.npy: LDS is not written to a file"
+
+
+def test_work_that_fails_leaves_no_empty_file(tmp_path, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise UnsupportedError("failed")
+
+    monkeypatch.setattr(sgemm_rungs, "find_rungs", fail)
+    pytest.importorskip("matplotlib")
+    kept, made = tmp_path / "kept.svg", tmp_path / "made.svg"
+    kept.write_text("there")
+    for path in (kept, made):
+        assert sentence("ladder", "sgemm", "--gpu", "gfx1100", "--plot", str(path)) == "failed"
+    assert kept.read_text() == "there"
+    assert not made.exists()

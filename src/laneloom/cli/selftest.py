@@ -47,7 +47,6 @@ def selftest(
         try:
             gpu = active_gpu()
         except UnsupportedError:
-            output.unlink()
             raise UnsupportedError(
                 "this machine has no GPU that Triton can use: `laneloom selftest --emulate gfx1151` runs the list in "
                 "the emulator"

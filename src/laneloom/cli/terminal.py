@@ -68,10 +68,13 @@ def print_json(value: Any) -> None:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """A file that a command will write: better refused now than after the work."""
+    """A file that a command will write: better refused now than after the work, whose failure leaves no empty one."""
     try:
+        there = path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise ArgumentError(f"{option}: cannot write {path}: {error.strerror or error}") from None
 
