@@ -95,11 +95,13 @@ def compare_records(old: Iterable[Record], new: Iterable[Record], candidate: str
     changes.sort(key=lambda change: change.speedup)
     speedups = [change.speedup for change in changes]
     return Comparison(
-        tuple(changes), len(before) - len(changes), len(after) - len(changes), _mean(speedups), _resampled(speedups)
+        tuple(changes), len(before) - len(changes), len(after) - len(changes), geometric_mean(speedups),
+        _resampled(speedups),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean logarithm; nan of nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
@@ -107,5 +109,5 @@ def _resampled(values: Sequence[float]) -> tuple[float, float]:
     if not values:
         return math.nan, math.nan
     chooser = random.Random(0)
-    means = sorted(_mean(chooser.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    means = sorted(geometric_mean(chooser.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return means[RESAMPLES // 40], means[-RESAMPLES // 40 - 1]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..ops.matmul.tuned import TunedEntry, shipped_entries
+from .changes import geometric_mean
 from .plots import pyplot_for, save_figure
 from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
@@ -41,11 +42,6 @@ Judge = Callable[[Record], bool]
 def never(record: Record) -> bool:
     """No record is."""
     return False
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean logarithm; nan of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def measured_on(record: Record, sources: Iterable[str | Path]) -> str:

@@ -15,6 +15,7 @@ from .finding import Finding, found
 from .flow import Flow
 from .listing import Kind
 from .registers import raises, waits
+from .wait_states import TO_LDS
 
 ENDLESS = 64  #: counters hold at most 63
 _COUNTERS = {
@@ -30,7 +31,6 @@ _UNKNOWN = re.compile(
     r"|s_(sendmsg|memtime|memrealtime|get_barrier|barrier_leave|barrier_signal_isfirst|atc_probe|scratch|dcache_wb"
     r"|atomic|trap|prefetch|buffer_prefetch)"
 )
-_TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")  # CDNA counts them as loads
 _COPY = re.compile(r"(global|cluster)_(load|store)_async|tensor_|cluster_load")  # CDNA 5 counts them
 _CACHE = re.compile(r"(global|buffer)_(inv|wb|wbinv|gl\d_inv)")
 State = tuple[int, ...]
@@ -80,7 +80,7 @@ def _after(step: Step, state: State, names: tuple[str, ...], major: int) -> Stat
     if step.kind is Kind.WAIT:
         asked = waits(step.ins, major)
         return tuple(min(n, asked.get(c, ENDLESS)) for c, n in zip(names, state, strict=True))
-    counted = (major == 9 and _TO_LDS.match(name)) or ("tensorcnt" in names and _COPY.match(name))
+    counted = (major == 9 and TO_LDS.match(name)) or ("tensorcnt" in names and _COPY.match(name))
     if (_UNKNOWN.match(name) and not counted) or step.flow is Flow.CALLS:
         return (ENDLESS,) * len(names)
     raised = raises(step.ins, major)

@@ -33,7 +33,7 @@ _LANE_SELECT = re.compile(r"v_(readlane|writelane)_b32")
 _PERMLANE_SWAP = re.compile(r"v_permlane\d+_swap")
 _MEMORY = re.compile(r"(global|flat|buffer|scratch|tbuffer)_(load|store|atomic)")
 _WIDE_STORE = re.compile(r"(global|flat|buffer|scratch)_store_dwordx[34]|(global|flat|buffer|scratch)_store_b(96|128)")
-_TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")
+TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")  #: of CDNA, which counts them as loads
 _VCC_BITS, _EXEC_BITS = 3 << VCC, 3 << EXEC
 
 
@@ -154,7 +154,7 @@ def needed(before: Acts, after: Acts, gpu: str, open_v: int, open_s: int) -> Ite
             yield 3, "another instruction wants the dot product's register"
         elif _vector(*after.step.ins.operands[1:3]) & written:
             yield 3, "a dot product multiplies its result"
-    to_lds = _TO_LDS.match(after.name) or after.step.ins.flag("lds")
+    to_lds = TO_LDS.match(after.name) or after.step.ins.flag("lds")
     if to_lds and before.step.uses.writes_s >> M0 & 1 and not before.valu:
         yield 1, "M0, where the load to LDS begins, is written"
 

@@ -16,8 +16,6 @@ from ..codegen import CodeObject
 from ..codegen.hip_launch import launch_module
 from ..emulator.driver import EmulatedDriver, emulate_code_object
 
-_POINTER_BYTES = 8
-
 
 def launch_assembled(
     code: CodeObject,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...gpu import MOST_PROGRAMS, Gpu
 from . import config_mfma, config_wmma
 from .config import MatmulConfig, why_not_grouped
-from .config_dot import DotConfig
+from .config_dot import DotConfig, by_work
 from .dtypes import FLOAT_OUTPUTS, words
 from .problem import SCALE_BLOCK, MatmulProblem
 
@@ -67,9 +67,4 @@ def any_gpu(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, st
     tiles = [
         BlocksConfig(block_m=m, block_n=n, block_k=64, num_warps=warps) for m, n, warps in TILES if m > 16 or small
     ]
-
-    def work(config: BlocksConfig) -> float:
-        return -(-config.programs(problem) // gpu.compute_units) * config.block_m * config.block_n
-
-    for config in sorted(tiles, key=work):
-        yield config, "least work for the busiest compute unit"
+    yield from by_work(tiles, problem, gpu)

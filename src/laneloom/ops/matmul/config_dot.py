@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...gpu import MOST_PROGRAMS, Gpu
@@ -60,6 +60,11 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
     tiles = [DotConfig(block_m=m, block_n=n, block_k=block_k) for m, n in TILES]
     if problem.dtype_a in ("fp32", "fp64"):  # sums of multiply-adds fill more registers
         tiles = tiles[1:]
+    yield from by_work(tiles, problem, gpu)
+
+
+def by_work(tiles: Sequence[DotConfig], problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """Configs in the order of the busiest compute unit's work."""
 
     def work(config: DotConfig) -> float:
         return -(-config.programs(problem) // gpu.compute_units) * config.block_m * config.block_n

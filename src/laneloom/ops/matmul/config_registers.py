@@ -85,11 +85,6 @@ class RegistersConfig(TiledConfig):
         """Rows and columns of D in one tile."""
         return (self.block_n, self.block_m) if self.turned else (self.block_m, self.block_n)
 
-    def slices(self, problem: MatmulProblem) -> int:
-        """Of K, in a part of it."""
-        slices = -(-problem.k // self.block_k)
-        return -(-slices // self.split_k)
-
     def ctas(self, problem: MatmulProblem) -> int:
         """CTAs that are launched."""
         return min(self.programs, self.tiles(problem) * self.split_k)

@@ -73,9 +73,16 @@ class PartsConfig(MatmulConfig):
 class TiledConfig(MatmulConfig):
     """A config of tiles of C that stand where they are, one behind the other."""
 
+    split_k: int
+
     def tiles(self, problem: MatmulProblem) -> int:
         """Of every product of the batch."""
         return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
+
+    def slices(self, problem: MatmulProblem) -> int:
+        """Of K, in a part of it."""
+        slices = -(-problem.k // self.block_k)
+        return -(-slices // self.split_k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +118,6 @@ class SharedConfig(TiledConfig, PartsConfig):
         if self.whole_tiles(problem) == tiles:
             return min(self.programs, tiles * self.split_k)
         return min(self.programs, max(1, tiles * -(-problem.k // self.block_k) // LEAST_SLICES))
-
-    def slices(self, problem: MatmulProblem) -> int:
-        """Of K, in a part of it."""
-        slices = -(-problem.k // self.block_k)
-        return -(-slices // self.split_k)
 
     def added_megabytes(self, problem: MatmulProblem) -> float:
         """What it takes to add parts of K up, as memory that is read."""
