@@ -203,3 +203,10 @@ def test_work_that_fails_leaves_no_empty_file(tmp_path, monkeypatch):
         assert sentence("ladder", "sgemm", "--gpu", "gfx1100", "--plot", str(path)) == "failed"
     assert kept.read_text() == "there"
     assert not made.exists()
+
+
+def test_a_script_to_patch_that_is_not_there(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "none.py"
+    done = subprocess.run([sys.executable, "-m", "laneloom.pytorch", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"laneloom: cannot read {script}: No such file or directory\n")

@@ -12,6 +12,12 @@ def main() -> None:
     """Run the script named by the first argument as __main__, in a `patched` context."""
     if len(sys.argv) < 2:
         raise SystemExit("usage: python -m laneloom.pytorch SCRIPT [ARGUMENTS]")
+    try:  # run_path's own error has its inside with it
+        open(sys.argv[1], "rb").close()
+    except IsADirectoryError:
+        pass  # one with a __main__.py runs too
+    except OSError as error:
+        raise SystemExit(f"laneloom: cannot read {sys.argv[1]}: {error.strerror}") from None
     del sys.argv[0]
     context = patched()
     try:
