@@ -1,4 +1,5 @@
-"""MFMA and SMFMAC of CDNA against products in float64, their operands placed by `isa/layouts.py`.
+"""MFMA and SMFMAC of CDNA, their operands placed by `isa/layouts.py`, against products by numpy: in float64, rounded
+once, or added as `mfma_sums.py` does, which test_mfma_sums.py holds against a slow model.
 
 The layouts themselves are held against AMD's calculator (tests/cpu/test_isa_catalogue.py); two are written out here.
 """
@@ -8,8 +9,10 @@ import pytest
 from matrix_registers import check, draw, fill, get, put, span
 
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
+from laneloom.emulator.mfma_sums import sum_of
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
+from laneloom.gpu import get_gpu
 from laneloom.isa.catalogue import find_instruction, instructions
 from laneloom.isa.layouts import get_layout
 from laneloom.isa.parse import EXEC
@@ -59,6 +62,12 @@ def dense(gpu, name, **bits):
     return V, plain, values, line(find_instruction(name, gpu), plain) + modifiers
 
 
+def product(gpu, name, a, b, c):
+    """D of an instruction by numpy."""
+    add = sum_of(find_instruction(name, gpu), get_gpu(gpu))
+    return a @ b + c if add is None else add(a, b, c).astype(np.float64)
+
+
 def fill_source(values, m):
     """A copy of the elements as they were placed, made once for each matrix."""
     return values.setdefault(m + "0", values[m].copy())
@@ -73,7 +82,7 @@ SPARSE = [x for x in ALL if find_instruction(*x).sparse]
 @pytest.mark.parametrize(("name", "gpu"), DENSE)
 def test_dense(name, gpu):
     V, layouts, values, text = dense(gpu, name)
-    check(run(gpu, text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+    check(run(gpu, text, V), layouts["D"], D, product(gpu, name, values["A"], values["B"], values["C"]))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,7 @@ def test_dense(name, gpu):
 def test_broadcasts_of_a_and_other_lanes_of_b(name, bits):
     gpu = "gfx90a" if "bf16" in name else "gfx942"
     V, layouts, values, text = dense(gpu, name, **bits)
-    check(run(gpu, text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+    check(run(gpu, text, V), layouts["D"], D, product(gpu, name, values["A"], values["B"], values["C"]))
 
 
 @pytest.mark.parametrize("bits", [{"cbsz": a, "blgp": b} for a, b in ((0, 1), (2, 3), (4, 4), (1, 4), (3, 0))])
@@ -171,9 +180,10 @@ def test_the_layouts_of_the_isa_guide_written_out():
         for first, x in ((A, a), (B, b)):
             V[first : first + 2] = np.ascontiguousarray(x[:, lane % side, k_of]).view(np.uint32).transpose(2, 0, 1)
         run("gfx942", f"{name} v[{D}:{D + registers - 1}], v[{A}:{A + 1}], v[{B}:{B + 1}], 1.0", V)
-        product = a.astype(float) @ b.astype(float).transpose(0, 2, 1) + 1.0
+        a, b = a.astype(float)[:, None], b.astype(float).transpose(0, 2, 1)[:, None]
+        d = product("gfx942", name, a, b, np.ones((WAVES, 1, side, side)))[:, 0]
         for v in range(registers):
-            want = product[:, row_of(v), lane[:, 0] % side].astype(np.float32)
+            want = d[:, row_of(v), lane[:, 0] % side].astype(np.float32)
             np.testing.assert_array_equal(V[D + v].view(np.float32), want)
 
 
@@ -185,7 +195,7 @@ def test_cdna_1_sums_in_accumulation_registers(name):
     V[C:256] = 0xFFFFFFFF
     for first, matrix in ((D, "D"), (C, "C")):
         text = text.replace(span(first, layouts[matrix]), span(first, layouts[matrix]).replace("v", "a"))
-    check(run("gfx908", text, V), layouts["D"], 256 + D, values["A"] @ values["B"] + values["C"])
+    check(run("gfx908", text, V), layouts["D"], 256 + D, product("gfx908", name, values["A"], values["B"], values["C"]))
 
 
 def test_accumulation_registers_and_negation():
@@ -193,7 +203,8 @@ def test_accumulation_registers_and_negation():
     V, layouts, values, text = dense("gfx942", "v_mfma_f64_4x4x4_4b_f64")
     V[256 + 4 : 256 + 6] = V[C : C + 2]
     text = text.replace(f"v[{C}:{C + 1}]", "a[4:5]").replace(f"v[{D}:{D + 1}]", "a[8:9]") + " neg:[1,0,1]"
-    check(run("gfx942", text, V), layouts["D"], 256 + 8, -values["A"] @ values["B"] - values["C"])
+    want = product("gfx942", "v_mfma_f64_4x4x4_4b_f64", -values["A"], values["B"], -values["C"])
+    check(run("gfx942", text, V), layouts["D"], 256 + 8, want)
 
 
 KEEPS_DENORMALS = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 15\n\t"

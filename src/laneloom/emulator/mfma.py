@@ -1,16 +1,17 @@
 """MFMA and SMFMAC of CDNA 2 to 4: D = A B + C of one or more blocks spread over the 64 lanes of a wave.
 
-Where an element lies is what `isa/layouts.py` says. Numerics: every product is exact in float64, the K products and C
-are summed in float64 and rounded once to D's type, to nearest even; AMD documents no order of accumulation. Integers
-are exact and wrap. Denormals are kept, but by CDNA 2's products of 16-bit floats; EXEC and MODE are ignored, save on
-CDNA 3 and 4 that f32 operands A and B follow the denormal mode, and that under FP16_OVFL f32 results that overflow stop
-at the largest number and integers at theirs (CDNA 4 ISA guide, 7.1 and 7.4). xf32 multiplies the upper 19 bits of each
-operand.
+Where an element lies is what `isa/layouts.py` says. Floats are added as `mfma_sums.py` says for CDNA 1 to 3; of sparse
+forms and of CDNA 4 nobody has measured it, so that every product is exact in float64, the K products and C are summed
+in float64 and rounded once to D's type, to nearest even. Integers are exact and wrap. Denormals are kept, but by CDNA
+2's products of 16-bit floats, where those of A, B and C are +0; EXEC and MODE are ignored, save on CDNA 3 and 4 that
+f32 operands A and B follow the denormal mode, and that under FP16_OVFL f32 results that overflow stop at the largest
+number and integers at theirs (CDNA 4 ISA guide, 7.1 and 7.4). xf32 multiplies the upper 19 bits of each operand.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .dots import bf16_to_f32
 from .float8 import SMALL_VALUES, power_of_two
+from .mfma_sums import sum_of
 from .operands import constant
 from .state import U32, Waves
 
@@ -72,12 +74,17 @@ def values_of(bits: np.ndarray, kind: str) -> np.ndarray:
     return SMALL_VALUES[kind][bits]
 
 
-def _without_denormals(values: np.ndarray, kind: str) -> np.ndarray:
-    """Denormals of a 16-bit type or of f32 as zeros of the same sign."""
-    smallest = 2.0**-14 if kind == "f16" else 2.0**-126
-    return np.where(np.abs(values) < smallest, np.copysign(values.dtype.type(0), values), values)
+def _signed_zeros(values: np.ndarray, kind: str) -> np.ndarray:
+    """Denormals of f32 as zeros of the same sign."""
+    return np.where(np.abs(values) < _SMALLEST[kind], np.copysign(0.0, values), values)
 
 
+def _positive_zeros(values: np.ndarray, kind: str) -> np.ndarray:
+    """Denormals and -0 of a 16-bit type or of f32 as +0."""
+    return np.where(np.abs(values) < _SMALLEST[kind], 0.0, values)
+
+
+_SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
 _MOST = float(np.finfo(np.float32).max)
 _LARGEST = {"i32": (-(2.0**31), 2.0**31 - 1), "f32": (-_MOST, _MOST)}
 
@@ -85,16 +92,16 @@ _LARGEST = {"i32": (-(2.0**31), 2.0**31 - 1), "f32": (-_MOST, _MOST)}
 class _Operand:
     """How to read or write one matrix of an instruction."""
 
-    def __init__(self, layout: Layout, flushes: bool = False, stops: bool = False):
-        """flushes: denormals are read and written as zeros. stops: results that overflow stop at the largest number."""
-        self.layout, self.flushes, self.stops = layout, flushes, stops
+    def __init__(self, layout: Layout, flush: Callable | None = None, stops: bool = False):
+        """flush: what becomes of denormals that are read. stops: results that overflow stop at the largest number."""
+        self.layout, self.flush, self.stops = layout, flush, stops
         self.lanes, self.slots = places(layout, layout.width)
 
     def load(self, g: Waves, n: int) -> np.ndarray:
         """float64 [wave, block, row, column] from registers n on."""
         bits = fields(g, n, self.layout.registers, self.layout.width)
         values = values_of(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
-        return _without_denormals(values, self.layout.kind) if self.flushes else values
+        return self.flush(values, self.layout.kind) if self.flush else values
 
     def store(self, g: Waves, n: int, values: np.ndarray) -> None:
         """Write [wave, block, row, column] to registers n on, rounded to the layout's type."""
@@ -106,7 +113,6 @@ class _Operand:
             stored = values.astype(np.int64).astype(np.int32)
         else:
             stored = values.astype(np.float64 if words == 2 else np.float32)
-            stored = _without_denormals(stored, self.layout.kind) if self.flushes else stored
         out = np.empty((g.count, g.lanes, self.layout.registers // words), stored.dtype)
         out[:, self.lanes, self.slots] = stored
         g.V[n : n + self.layout.registers] = out.view(U32).transpose(2, 0, 1)
@@ -130,9 +136,9 @@ def _negations(ins: Instruction, row: MatrixInstruction) -> list[float]:
     return [-1.0 if bit else 1.0 for bit in bits]
 
 
-def _read_c(operand: Operand, layout: Layout, flushes: bool):
+def _read_c(operand: Operand, layout: Layout, flush: Callable | None):
     if operand.kind == "v":
-        matrix = _Operand(layout, flushes)
+        matrix = _Operand(layout, flush)
         return lambda g: matrix.load(g, operand.index)
     value = float(constant(operand, layout.kind))
     return lambda g: value
@@ -162,12 +168,13 @@ def _stops(target: Target) -> bool:
 
 def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
     layouts = _layouts(ins, row, target)
-    flushes = target.gpu.flushes_denormals and row.a in ("f16", "bf16")
+    flush = _positive_zeros if target.gpu.flushes_denormals and row.a in ("f16", "bf16") else None
     of_mode = _follows_mode(target) and row.a == "f32" and target.mode.flushes_inputs("f32")
-    a, b = (_Operand(layouts[name], flushes or of_mode) for name in "AB")
-    d = _Operand(layouts["D"], flushes, _stops(target))
+    a, b = (_Operand(layouts[name], _signed_zeros if of_mode else flush) for name in "AB")
+    d = _Operand(layouts["D"], None, _stops(target))
     destination, x, y, z, *scales = ins.operands
-    c = _read_c(z, layouts["C"], flushes)
+    c = _read_c(z, layouts["C"], flush)
+    add = sum_of(row, target.gpu)
     negate_a, negate_b, negate_c = _negations(ins, row)
     factors = []
     if row.scaled:
@@ -181,7 +188,14 @@ def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> St
         if factors:
             left = left * factors[0](g)[:, None]
             right = right * factors[1](g).transpose(0, 2, 1)[:, None]
-        d.store(g, destination.index, left @ right + negate_c * c(g))
+        addend = negate_c * c(g)
+        if add is None:
+            total = left @ right + addend
+        else:
+            total = add(left, right, addend)
+            if d.stops:  # what overflowed only by being rounded
+                total = np.where(np.isinf(total) & np.isfinite(left @ right + addend), np.copysign(_MOST, total), total)
+        d.store(g, destination.index, total)
 
     return step
 

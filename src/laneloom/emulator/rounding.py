@@ -89,13 +89,14 @@ def multiply_f16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """fl(a b) and its exact remainder in float64, for operands whose product neither overflows nor underflows."""
     p = a * b
-    a_high = _high_part(a)
-    b_high = _high_part(b)
+    a_high = high_part(a)
+    b_high = high_part(b)
     a_low, b_low = a - a_high, b - b_high
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _high_part(x: np.ndarray) -> np.ndarray:
+def high_part(x: np.ndarray) -> np.ndarray:
+    """The upper half of the digits, so that products of halves are exact."""
     scaled = x * _SPLIT
     return scaled - (scaled - x)
 
