@@ -19,7 +19,7 @@ WIDTHS = {"f64": 64, "f32": 32, "xf32": 32, "f16": 16, "bf16": 16}
 #: of each type the powers of two between which numbers are drawn: wide apart, near its end, around one, where products
 #: of the type and of FP32 end
 SPANS = {
-    "f64": ((-300, 300), (-1074, -500), (-30, 30), (508, 514)), "f32": ((-60, 60), (-150, -60), (-8, 8), (61, 65)),
+    "f64": ((-300, 300), (-540, -460), (-30, 30), (508, 514)), "f32": ((-60, 60), (-150, -60), (-8, 8), (61, 65)),
     "xf32": ((-60, 60), (-150, -60), (-4, 4), (61, 65)), "bf16": ((-60, 60), (-136, -60), (-8, 8), (61, 65)),
     "f16": ((-24, 15), (-26, -10), (-3, 3), (13, 15)), "fp8_fnuz": ((-10, 7), (-12, -5), (-2, 2), (5, 7)),
     "bf8_fnuz": ((-17, 15), (-19, -11), (-2, 2), (13, 15)),
@@ -134,6 +134,44 @@ def test_rules_tell_gpus_apart():
         got[gpu] = add(a[None, None, None], b[None, None, :, None], np.full((1, 1, 1, 1), 2.0**23)).item()
     # In FP32 -8388608.5 is a tie, which goes to the even -8388608.
     assert got == {"gfx908": -0.875, "gfx90a": 0.0, "gfx942": -0.5}
+
+
+ULP = 2.0**-52
+EDGES = [
+    # Of what lies below the smallest normal number 31 bits are kept: 2**-158 does not break a tie.
+    ("gfx942", "16x16x16_bf16", {0: (2.0**-75, 2.0**-75), 1: (2.0**-79, 2.0**-79)}, 0.0, 0.0),
+    ("gfx942", "16x16x16_bf16", {0: (2.0**-75, 2.0**-75), 1: (2.0**-79, 2.0**-79)}, 2.0**-130, 2.0**-130),
+    ("gfx942", "16x16x16_bf16", {0: (2.0**-75, 2.0**-75), 1: (2.0**-79, 2.0**-78)}, 0.0, 2.0**-149),
+    ("gfx942", "16x16x16_bf16", {8: (-(2.0**-75), 2.0**-75), 9: (2.0**-79, 2.0**-79)}, 0.0, -0.0),
+    ("gfx942", "16x16x16_bf16", {0: (-(2.0**-75), 2.0**-75), 1: (-(2.0**-79), 2.0**-79)}, 0.0, -(2.0**-149)),
+    # A product that FP32 cannot hold is infinite, though the sum could be held.
+    ("gfx942", "16x16x16_bf16", {3: (2.0**64, 2.0**64)}, -(2.0**127), np.inf),
+    ("gfx942", "16x16x16_bf16", {3: (2.0**64, -(2.0**63) * 1.9921875)}, 2.0**127, -0.9921875 * 2.0**127),
+    ("gfx942", "16x16x8_xf32", {3: (2.0**64, 2.0**64), 2: (-(2.0**64), 2.0**64)}, 0.0, np.nan),
+    # Sums that are denormal are zeros of their sign, denormal operands are +0.
+    ("gfx90a", "16x16x16bf16_1k", {12: (2.0**-126, 1.0)}, -1.5 * 2.0**-126, -0.0),
+    ("gfx90a", "16x16x8bf16", {0: (2.0**-126, 1.0), 1: (-1.5 * 2.0**-126, 1.0)}, 0.0, 0.0),
+    ("gfx90a", "16x16x16bf16_1k", {0: (2.0**-126, 1.0), 2: (-1.5 * 2.0**-126, 1.0)}, -(2.0**-126), -(2.0**-126)),
+    ("gfx90a", "16x16x16bf16_1k", dict.fromkeys(range(16), (2.0**-130, -1.0)), -0.0, 0.0),
+    # Sums of FP64 that seem to be half-way by what the product loses.
+    ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1 + ULP, 1 + ULP),
+    ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, -1 - ULP, -1 - ULP),
+    ("gfx90a", "16x16x4f64", {1: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1.0, 1.0),
+    # Sums of 16 bits that lie beside a tie by less than float64 shows.
+    ("gfx908", "16x16x8bf16", {0: (1.0, 2.0**-24), 1: (2.0**-60, 2.0**-60)}, 1.0, 1 + 2.0**-23),
+    ("gfx908", "16x16x8bf16", {0: (1.0, 2.0**-24), 1: (-(2.0**-60), 2.0**-60)}, 1 + 2.0**-23, 1 + 2.0**-23),
+]
+
+
+@pytest.mark.parametrize(("gpu", "name", "terms", "c", "want"), EDGES)
+def test_edges(gpu, name, terms, c, want):
+    row = find_instruction(("v_mfma_f64_" if name.endswith("f64") else "v_mfma_f32_") + name, gpu)
+    a, b, c = np.zeros((1, 1, 1, row.k)), np.zeros((1, 1, row.k, 1)), np.full((1, 1, 1, 1), c)
+    for k, (x, y) in terms.items():
+        a[..., k], b[..., k, 0] = x, y
+    got = sum_of(row, get_gpu(gpu))(*as_read(gpu, row, a, b, c)).astype(np.float64)
+    assert same(got, mfma_model.product(gpu, row, a, b, c)).all(), got
+    assert same(got, want).all(), got
 
 
 FP8 = find_instruction("v_mfma_f32_16x16x32_fp8_fp8", "gfx942")
