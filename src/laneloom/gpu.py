@@ -144,6 +144,13 @@ class Gpu:
         """
         return self.name == "gfx90a"
 
+    @property
+    def cuts_products(self) -> bool:
+        """Whether matrix instructions of 16-bit floats cut products, and the sum that they are added to, to a grid 24
+        bits below the largest (MMA-Sim measured it on an MI300X; docs/emulator.md).
+        """
+        return self.name == "gfx942"
+
     def waves_per_simd(self, vgprs: int) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""
         granules = -(-max(vgprs, 1) // self.vgpr_granule)

@@ -151,13 +151,23 @@ def judge(
 
 def lost_to_zeros(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
     """The most that each element of A B loses where the GPU takes denormals of A and B, of `dtype`, for zeros, and
-    those of its FP32 sums.
+    those of its FP32 products and sums, of which there are as many as products.
     """
     whole = np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))
     kept = [np.where(x < SMALLEST_NORMAL[dtype], 0.0, x) for x in whole]
     with np.errstate(invalid="ignore", over="ignore"):
-        lost = np.matmul(*whole) - np.matmul(*kept) + a.shape[-1] * SMALLEST_NORMAL["fp32"]
+        lost = np.matmul(*whole) - np.matmul(*kept) + 2 * a.shape[-1] * SMALLEST_NORMAL["fp32"]
     return np.where(np.isfinite(lost), lost, 0.0)
+
+
+def lost_to_cuts(k: int, magnitude: np.ndarray) -> np.ndarray:
+    """The most that sums of k products lose where the GPU cuts the terms of a step, eight products and the sum of those
+    before. magnitude: the sums of the terms' absolute values.
+
+    Seven of the eight and the sum may each lose 2**-24 of the largest product; the largest of all steps add up to
+    `magnitude` at most. Of what it has become each step's sum loses 2**-32, and 2**-31 before it is rounded.
+    """
+    return (8 * 2.0**-24 + -(-k // 8) * (2.0**-32 + 2.0**-31)) * np.where(np.isfinite(magnitude), magnitude, 0.0)
 
 
 class Guarded:

@@ -79,6 +79,33 @@ def test_denormals_that_count_as_zeros():
     assert not verify.lost_to_zeros(a, B, "bf16")[3].max() > 1e-30
 
 
+def test_products_that_are_cut():
+    """Seven products of a little less than 2**-23 beside one of 1 are cut to 2**-24 each; nothing is short of that."""
+    a = np.array([[1.0, *[2.0**-12 * (2 - 2.0**-9)] * 7]])
+    b = np.array([[1.0], *[[2.0**-12]] * 7])
+    magnitude = reference.truth(a, b)
+    got = rounded(1 + 7 * np.full((1, 1), 2.0**-24), "fp32")
+    assert not reference.judge(got, a, b, "fp32").ok
+    assert reference.judge(got, a, b, "fp32", cuts=True).ok
+    lost = verify.lost_to_cuts(8, magnitude)
+    assert (lost > 8 * 2.0**-24).all()
+    assert (lost < 8 * 2.0**-24 + 2.0**-29).all()
+    assert not reference.judge(magnitude - 2 * lost, a, b, "fp32", cuts=True).ok
+
+
+@pytest.mark.parametrize("shape", [(3, 100, 2), (7, 200, 5), (1, 9, 1)])
+def test_few_sums_are_held_to_a_chain(shape):
+    """Whatever the machine's numpy adds: each product to the sum of those before it."""
+    m, k, n = shape
+    a, b = RNG.random((m, k)).astype(np.float32), RNG.random((k, n)).astype(np.float32)
+    total = np.zeros((m, n), np.float32)
+    for i in range(k):
+        total = (total.astype(np.float64) + np.multiply.outer(*(x.astype(np.float64) for x in (a[:, i], b[i])))).astype(
+            np.float32
+        )
+    np.testing.assert_array_equal(reference.same_precision(a, b), total)
+
+
 def test_nan_and_infinity_have_to_be_where_the_truth_has_them():
     a = A.copy()
     a[3, 5], a[4, 6] = np.nan, np.inf

@@ -256,8 +256,11 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
     else:
         values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
     got = c if product.dtype_out == "int32" else verify.decode(c, product.dtype_out)
-    zeros = product.dtype if product.gpu.flushes_denormals and product.dtype in ("fp16", "bf16") else None
-    return reference.judge(got, *values, product.dtype_out, accumulator, zeros)
+    half = product.dtype in ("fp16", "bf16")
+    zeros = product.dtype if product.gpu.flushes_denormals and half else None
+    # Products of 8-bit floats are those of 16 bits there.
+    cuts = product.gpu.cuts_products and (half or product.dtype in ("fp8", "bf8"))
+    return reference.judge(got, *values, product.dtype_out, accumulator, zeros, cuts)
 
 
 def run_product(

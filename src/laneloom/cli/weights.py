@@ -166,5 +166,5 @@ def run_weight(product: WeightProduct, *, strict: bool, seed: int, profile: bool
     chosen: Any = plan(product.problem(), product.gpu) if emulation.launches else None
     flushed = product.dtype if product.gpu.flushes_denormals else None
     got, rows = verify.decode(c.array, product.dtype_out), verify.decode(x, product.dtype)
-    verdict = reference.judge(got, rows, weight, product.dtype_out, flushed=flushed)
+    verdict = reference.judge(got, rows, weight, product.dtype_out, flushed=flushed, cuts=product.gpu.cuts_products)
     return Outcome(verdict, c.untouched_outside(), tuple(emulation.launches), wall_s, chosen)

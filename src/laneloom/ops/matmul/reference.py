@@ -13,6 +13,7 @@ from .problem import SCALE_BLOCK
 
 _LONG = 256  #: products of a sum, more than a block of BLAS has, which adds the sums of blocks
 _MOST = 2**28  #: products in all that are summed one after another for that
+_FEW = 2**20  #: products in all that always are
 _SHORT = 64  #: products of a sum that are added one after another to learn what FP32 loses
 
 
@@ -30,7 +31,7 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
     For 16-bit and FP64 sums each product is added to the sum of those before it, and the sum rounded, which is how much
     a chain of matrix instructions or multiply-adds may lose; numpy adds in several chains, as many as the machine's
     vectors have lanes, which lose less. With few products that matters for FP32 operands as well, and of a single row
-    or column BLAS makes dot products, whose chains are shorter still.
+    or column BLAS makes dot products, whose chains are shorter still, as those of a few rows and columns may be.
     """
     if b.ndim == 1:
         return same_precision(a, b[:, None], accumulator)[..., 0]
@@ -39,8 +40,8 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
     with np.errstate(over="ignore", invalid="ignore"):
         single = a.astype(np.float32), b.astype(np.float32)
         short = a.shape[-1] <= _SHORT and not all(_has_exact_products(x) for x in single)
-        long = a.shape[-1] > _LONG and a.size * b.shape[-1] < _MOST
-        if accumulator == "fp32" and not short and not long and 1 not in (a.shape[-2], b.shape[-1]):
+        chain = short or a.size * b.shape[-1] < (_MOST if a.shape[-1] > _LONG else _FEW)
+        if accumulator == "fp32" and not chain and 1 not in (a.shape[-2], b.shape[-1]):
             return np.matmul(*single).astype(np.float64)
         a, b = (a.astype(np.float64), b.astype(np.float64)) if accumulator != "fp32" else single
         total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
@@ -56,13 +57,14 @@ def _has_exact_products(x: np.ndarray) -> bool:
 
 
 def judge(
-    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32", zeros: str | None = None
-) -> verify.Verdict:
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32",
+    zeros: str | None = None, cuts: bool = False,
+) -> verify.Verdict:  # fmt: skip
     """Compare a product with the truth under `verify`'s budget.
 
     got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
     `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU
-    takes its denormals for zeros.
+    takes its denormals for zeros. cuts: whether the GPU cuts products of it.
     """
     if dtype_out == "int32":
         return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
@@ -73,6 +75,7 @@ def judge(
         same = same_precision(a, b, accumulator)
         true = truth(a, b, accumulator)
         lost = verify.lost_to_zeros(a, b, zeros) if zeros else 0.0
+        lost = lost + verify.lost_to_cuts(a.shape[-1], magnitude) if cuts else lost
         return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator, lost)
 
 
