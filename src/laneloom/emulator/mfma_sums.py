@@ -1,7 +1,8 @@
 """How matrix instructions of CDNA 1 to 3 add: in steps along K, each of which rounds the sum to D's type.
 
 Facts by MMA-Sim (Xie and others, "Bit-Accurate Modeling of GPU Matrix Multiply-Accumulate Units", arXiv 2511.10909),
-whose models gave every bit of about a million random products of each dense instruction on an MI100, MI250X and MI300X:
+whose models the authors report equal to an MI100, MI250X and MI300X, bit by bit, on random products of every dense
+instruction:
 
 - FP32 by FP32 and FP64: fused multiply-adds, one k after the other.
 - CDNA 1, 16 bits: four products of fp16, or two of bf16, and the addend are summed exactly and rounded once.
