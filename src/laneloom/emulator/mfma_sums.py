@@ -98,9 +98,10 @@ def _fused_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         rest += lost
         rounded = total + rest
         # The sum of what two roundings lost is rounded itself, which tells only where it seems to be half a unit, or
-        # three halves. Nothing is left of zeros but their sign.
+        # three halves. Of a sum of zero the sign is not known.
         unsure = (rest.view(I64) & 0x7FFFFFFFFFFFF) == 0
-        if unsure.any():
+        unsure = unsure.any() and unsure & ((rest != 0) | (total == 0))
+        if np.any(unsure):
             x, y = (np.broadcast_to(part, d.shape)[unsure] for part in (a[..., k, None], b[..., None, k, :]))
             rounded[unsure] = fma_f64(x, y, d[unsure])
         d = rounded
