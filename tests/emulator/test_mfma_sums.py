@@ -4,6 +4,7 @@ import mfma_model
 import numpy as np
 import pytest
 
+from laneloom.emulator.exact_sums import sum_rounded_once
 from laneloom.emulator.mfma import values_of
 from laneloom.emulator.mfma_sums import sum_of
 from laneloom.gpu import get_gpu
@@ -157,10 +158,13 @@ EDGES = [
     ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1 + ULP, 1 + ULP),
     ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, -1 - ULP, -1 - ULP),
     ("gfx90a", "16x16x4f64", {1: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1.0, 1.0),
+    # What an FP64 product loses may be denormal, and then cannot be split off.
+    ("gfx942", "16x16x4_f64", {0: (float.fromhex("0x1.043b27b61342fp-501"), float.fromhex("0x1.90ef0dac83754p-504"))},
+     float.fromhex("-0x1.978f6f2cef78fp-1005"), float.fromhex("0x0.000000000a6f0p-1022")),
     # Sums of 16 bits that lie beside a tie by less than float64 shows.
     ("gfx908", "16x16x8bf16", {0: (1.0, 2.0**-24), 1: (2.0**-60, 2.0**-60)}, 1.0, 1 + 2.0**-23),
     ("gfx908", "16x16x8bf16", {0: (1.0, 2.0**-24), 1: (-(2.0**-60), 2.0**-60)}, 1 + 2.0**-23, 1 + 2.0**-23),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("gpu", "name", "terms", "c", "want"), EDGES)
@@ -172,6 +176,15 @@ def test_edges(gpu, name, terms, c, want):
     got = sum_of(row, get_gpu(gpu))(*as_read(gpu, row, a, b, c)).astype(np.float64)
     assert same(got, mfma_model.product(gpu, row, a, b, c)).all(), got
     assert same(got, want).all(), got
+
+
+def test_sums_of_which_float64_cannot_hold_what_is_lost():
+    """1 + 2**-24 is half-way between two float32; 2**-140 tells, which the sum of what the additions lose drops."""
+    terms = [2.0**60, 1.0, 2.0**-24, 2.0**-140, -(2.0**60)]
+    for sign in (1, -1):
+        assert sum_rounded_once([np.array([sign * x]) for x in terms]) == sign * (1 + 2.0**-23)
+        turned = [-x if x == 2.0**-140 else x for x in terms]
+        assert sum_rounded_once([np.array([sign * x]) for x in turned]) == sign
 
 
 FP8 = find_instruction("v_mfma_f32_16x16x32_fp8_fp8", "gfx942")

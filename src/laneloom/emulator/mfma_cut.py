@@ -89,10 +89,10 @@ def _factors(a: np.ndarray, b: np.ndarray, least_a: float, least_b: float) -> _F
     for x, least in ((a, least_a), (b, least_b)):
         power = np.maximum((x.view(I64) & _EXPONENT).view(F64), least)
         low, high = (math.frexp(end)[1] - 1 for end in (power.min(), power.max()))
-        reach += (high - low + 1) // 2 if math.isfinite(power.max()) else 1024
+        reach += (high - low + 1) // 2
         powers.append(power)
         middles.append((low + high) // 2)
-    overflows = not float(powers[0].max()) * float(powers[1].max()) < 2.0**126
+    overflows = not float(powers[0].max()) * float(powers[1].max()) < 2.0**126  # infinities and NaN are 2**1024 here
     narrow = reach <= 31 and not overflows  # 16**31 is 2**124, and float32 also holds eight of it
     middles = middles if narrow else [0, 0]
     kind = F32 if narrow else F64
