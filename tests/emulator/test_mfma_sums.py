@@ -158,6 +158,8 @@ EDGES = [
     ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1 + ULP, 1 + ULP),
     ("gfx942", "16x16x4_f64", {0: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, -1 - ULP, -1 - ULP),
     ("gfx90a", "16x16x4f64", {1: (2.0**-27 * (1 + 2.0**-30), 2.0**-26 * (1 - 2.0**-30))}, 1.0, 1.0),
+    ("gfx942", "16x16x4_f64", dict.fromkeys(range(4), (-0.0, 1.0)), -0.0, -0.0),
+    ("gfx942", "16x16x4_f32", dict.fromkeys(range(4), (-0.0, 1.0)), -0.0, -0.0),
     # What an FP64 product loses may be denormal, and then cannot be split off.
     ("gfx942", "16x16x4_f64", {0: (float.fromhex("0x1.043b27b61342fp-501"), float.fromhex("0x1.90ef0dac83754p-504"))},
      float.fromhex("-0x1.978f6f2cef78fp-1005"), float.fromhex("0x0.000000000a6f0p-1022")),
