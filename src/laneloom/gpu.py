@@ -106,6 +106,11 @@ class Gpu:
         return 2 if self.is_rdna_4m else self.major - 10
 
     @property
+    def products_of_step(self) -> int | None:
+        """Products of 16-bit floats that WMMA adds to its sum at once, cutting terms off; None where it does not."""
+        return {1: 2, 2: 4}.get(self.wmma_version)
+
+    @property
     def matrix_depth(self) -> int:
         """Steps of K of which tiles for matrix instructions of 16 bits have a multiple."""
         return 32 if self.is_cdna5 else 16
