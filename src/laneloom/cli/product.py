@@ -257,7 +257,8 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
         values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
     got = c if product.dtype_out == "int32" else verify.decode(c, product.dtype_out)
     zeros = product.dtype if product.gpu.flushes_denormals and product.dtype in ("fp16", "bf16") else None
-    return reference.judge(got, *values, product.dtype_out, accumulator, zeros)
+    cuts = reference.cuts_of(product.gpu, product.dtype)
+    return reference.judge(got, *values, product.dtype_out, accumulator, zeros, cuts)
 
 
 def run_product(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import verify
+from ...gpu import Gpu
 from .problem import SCALE_BLOCK
 
 _LONG = 256  #: products of a sum, more than a block of BLAS has, which adds the sums of blocks
@@ -56,13 +57,14 @@ def _has_exact_products(x: np.ndarray) -> bool:
 
 
 def judge(
-    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32", zeros: str | None = None
-) -> verify.Verdict:
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32", zeros: str | None = None,
+    cuts: tuple[str, int] | None = None,
+) -> verify.Verdict:  # fmt: skip
     """Compare a product with the truth under `verify`'s budget.
 
     got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
     `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU
-    takes its denormals for zeros.
+    takes its denormals for zeros. cuts: their dtype and `Gpu.products_of_step`, where WMMA cuts their products off.
     """
     if dtype_out == "int32":
         return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
@@ -73,7 +75,15 @@ def judge(
         same = same_precision(a, b, accumulator)
         true = truth(a, b, accumulator)
         lost = verify.lost_to_zeros(a, b, zeros) if zeros else 0.0
+        if cuts:
+            lost = lost + verify.lost_to_cuts(a, b, *cuts, accumulator)
         return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator, lost)
+
+
+def cuts_of(gpu: Gpu, dtype: str) -> tuple[str, int] | None:
+    """What `judge` takes for products of `dtype` by the matrix instructions of a GPU."""
+    step = gpu.products_of_step if dtype in ("fp16", "bf16") else None
+    return None if step is None else (dtype, step)
 
 
 def activate(z: np.ndarray, activation: str | None) -> np.ndarray:
