@@ -155,7 +155,8 @@ def test_against_whole_numbers(gpu, lanes, cd, ab, how):
     A, B, C = operands(rng, cd, ab, how)
     stops = bool(rng.integers(2))
     got = run(gpu, lanes, cd, ab, A, B, C, stops)
-    places = [(0, i, j) for i in range(16) for j in range(i % 2, 16, 2)] + [(1, i, 15 - i) for i in range(16)] + [(2, 3, 5)]
+    places = [(0, i, j) for i in range(16) for j in range(i % 2, 16, 2)]
+    places += [(1, i, 15 - i) for i in range(16)] + [(2, 3, 5)]
     for w, i, j in places:
         a, b = (x[w, k].tolist() for x, k in ((A, i), (B, j)))
         want = element(a, b, int(C[w, i, j]), ab, cd, gpu == "gfx1201", lanes, stops and cd == "f16")
