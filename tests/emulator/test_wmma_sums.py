@@ -229,3 +229,18 @@ def test_products_of_one_pair_of_operands_with_several_addends():
         matrix.build([w])(apart)
     assert (together.V == apart.V).all()
     assert (together.V[64:72] != together.V[72:80]).any()
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_modifiers_and_constants_seen(gpu):
+    """fp16 sums of rows of 1, 2 by columns of 3, 4 and -5, and constants alone: as both GPUs gave them."""
+    rows, columns, zeros = np.tile([0x3C00, 0x4000], (16, 8)), np.tile([0x4200, 0x4400], (16, 8)), np.zeros((16, 16))
+    for text, bits in {
+        "": 0x5530, " neg_lo:[1,0,0]": 0x5060, " neg_lo:[0,0,1]": 0x55D0, " neg_lo:[1,0,1]": 0x51A0,
+        " neg_hi:[1,0,0]": 0xD1A0, " neg_lo:[1,0,0] neg_hi:[1,0,0]": 0xD5D0, " neg_hi:[0,0,1]": 0x55D0,
+        " neg_lo:[0,0,1] neg_hi:[0,0,1]": 0x5530, " neg_hi:[1,1,1]": 0x55D0,
+    }.items():  # fmt: skip
+        c = np.full((16, 16), 0xC500)
+        assert (run(gpu, 32, "f16", "f16", rows, columns, c, modifiers=text) == bits).all(), text
+    for text, bits in {"-1": 0xFFFF, "-16": 0xFFF0, "64": 0x40, "0.15915494": 0x3118}.items():
+        assert (run(gpu, 32, "f16", "f16", zeros, zeros, zeros, constant=text) == bits).all(), text
