@@ -107,6 +107,12 @@ class Gpu:
         return 2 if self.is_rdna_4m else self.major - 10
 
     @property
+    def products_of_step(self) -> int | None:
+        """Products of 16-bit floats that matrix instructions add to a sum at once, cutting terms off; None where they
+        do not, or where nobody has measured it."""
+        return 8 if self.name == "gfx942" else {1: 2, 2: 4}.get(self.wmma_version)
+
+    @property
     def matrix_depth(self) -> int:
         """Steps of K of which tiles for matrix instructions of 16 bits have a multiple."""
         return 32 if self.is_cdna5 else 16
@@ -143,13 +149,6 @@ class Gpu:
         accuracy"), and that its products of fp32 and fp64 keep them. It says so of no other.
         """
         return self.name == "gfx90a"
-
-    @property
-    def cuts_products(self) -> bool:
-        """Whether matrix instructions of 16-bit floats cut products, and the sum that they are added to, to a grid 24
-        bits below the largest (MMA-Sim measured it on an MI300X; docs/emulator.md).
-        """
-        return self.name == "gfx942"
 
     def waves_per_simd(self, vgprs: int) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""

@@ -5,8 +5,9 @@ Truth is FP64. An element may differ from it by
     2 x (worst error of the same sums in the same precision by numpy) x (sum of its terms' magnitudes) + one rounding
 
 where the middle factor scales the error of a sum by what was summed, so that elements that cancel are not judged by
-large ones. NaN is right only where the truth is NaN, an infinity only where the truth is that infinity or rounds to
-it. Integers are exact, modulo the size of their dtype.
+large ones; and what the GPU is known to lose besides, of denormals and by WMMA's cuts. NaN is right only where the
+truth is NaN, an infinity only where the truth is that infinity or rounds to it. Integers are exact, modulo the size of
+their dtype.
 """
 
 from __future__ import annotations
@@ -160,14 +161,43 @@ def lost_to_zeros(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
     return np.where(np.isfinite(lost), lost, 0.0)
 
 
-def lost_to_cuts(k: int, magnitude: np.ndarray) -> np.ndarray:
-    """The most that sums of k products lose where the GPU cuts the terms of a step, eight products and the sum of those
-    before. magnitude: the sums of the terms' absolute values.
+def lost_to_cuts(a: np.ndarray, b: np.ndarray, dtype: str, products: int, accumulator: str = "fp32") -> np.ndarray:
+    """The most that each element of A B loses where the GPU adds `products` at a time to the sum, in the order of k,
+    and cuts the terms off (docs/emulator.md): beside the rounding of each sum, which numpy's sums have too.
 
-    Seven of the eight and the sum may each lose 2**-24 of the largest product; the largest of all steps add up to
-    `magnitude` at most. Of what it has become each step's sum loses 2**-32, and 2**-31 before it is rounded.
+    a, b: values of `dtype`, [..., M, K] and [..., K, N]. products: 2 on RDNA 3, 4 on RDNA 4, 8 on CDNA 3.
     """
-    return (8 * 2.0**-24 + -(-k // 8) * (2.0**-32 + 2.0**-31)) * np.where(np.isfinite(magnitude), magnitude, 0.0)
+    lost = _lost_of_eight(a, b) if products == 8 else _lost_by_wmma(a, b, dtype, products, accumulator)
+    return np.where(np.isfinite(lost), lost, 0.0)
+
+
+def _lost_of_eight(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Seven of the eight and the sum may each lose 2**-24 of the largest product; the largest of all steps add up to
+    the sum of all sizes at most. Of what it has become each step's sum loses 2**-32, and 2**-31 before it is rounded.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        magnitude = np.matmul(*(np.abs(x.astype(np.float64)) for x in (a, b)))
+    return (8 * 2.0**-24 + -(-a.shape[-1] // 8) * (2.0**-32 + 2.0**-31)) * magnitude
+
+
+def _lost_by_wmma(a: np.ndarray, b: np.ndarray, dtype: str, products: int, accumulator: str) -> np.ndarray:
+    """The grid of a step lies 24 places below the largest product's exponent, or 26 below the sum's. Where the sum
+    leads, RDNA 3 loses a unit of each product, RDNA 4 of each of two pairs, of whose smaller product a unit of the
+    pair's own grid is lost before. Where a product leads, the sum loses a unit too. Sums in bf16 lose what lies below
+    their last place."""
+    least = SMALLEST_NORMAL[dtype]  # denormals count as exponents of normal numbers
+    wide, other = a.astype(np.float64), b.astype(np.float64)
+    sizes = [np.where(x != 0, np.maximum(np.abs(x), least), 0.0) for x in (wide, other)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        magnitude = np.matmul(*sizes)
+        total = np.zeros_like(magnitude)
+        sums = magnitude.copy()  # of |C| over blocks of 16 products; within one it grows by their magnitude at most
+        for k in range(0, a.shape[-1], 16):
+            sums += np.abs(total)
+            total += np.matmul(wide[..., k : k + 16], other[..., k : k + 16, :])
+        units = (3 if products == 2 else 5) * 2.0**-24 * magnitude
+        share = 2 * 2.0**-26 + (2.0**-7 if accumulator == "bf16" else 0.0)
+        return units + share * (16 / products) * sums
 
 
 class Guarded:

@@ -86,11 +86,11 @@ def test_products_that_are_cut():
     magnitude = reference.truth(a, b)
     got = rounded(1 + 7 * np.full((1, 1), 2.0**-24), "fp32")
     assert not reference.judge(got, a, b, "fp32").ok
-    assert reference.judge(got, a, b, "fp32", cuts=True).ok
-    lost = verify.lost_to_cuts(8, magnitude)
+    assert reference.judge(got, a, b, "fp32", cuts=("fp16", 8)).ok
+    lost = verify.lost_to_cuts(a, b, "fp16", 8)
     assert (lost > 8 * 2.0**-24).all()
     assert (lost < 8 * 2.0**-24 + 2.0**-29).all()
-    assert not reference.judge(magnitude - 2 * lost, a, b, "fp32", cuts=True).ok
+    assert not reference.judge(magnitude - 2 * lost, a, b, "fp32", cuts=("fp16", 8)).ok
 
 
 @pytest.mark.parametrize("shape", [(3, 100, 2), (7, 200, 5), (1, 9, 1)])
@@ -189,3 +189,32 @@ def test_one_row_may_be_summed_in_one_chain(one):
     assert reference.judge_gemm(total, a, b, "fp32").ok
     coarse = np.float64(total) + 2.0**-14 * np.abs(a).astype(np.float64) @ np.abs(b)
     assert not reference.judge(coarse, a, b, "fp32").ok
+
+
+@pytest.mark.parametrize(("dtype", "products"), [("fp16", 2), ("fp16", 4), ("bf16", 2), ("bf16", 4)])
+@pytest.mark.parametrize("what", ["normal", "positive", "denormal", "large sum"])
+def test_what_wmma_cuts_off_is_within_its_bound(dtype, products, what):
+    """Sums by the steps themselves, without the rounding of each: off by no more than the bound, by a part of it."""
+    from laneloom.emulator.wmma_sums import Factors, Sums, add_products
+
+    rng = np.random.default_rng(4)
+    a, b = rng.standard_normal((2, 16, 512))
+    if what == "positive":
+        a, b = np.abs(a), np.abs(b)
+    elif what == "denormal":
+        a, b = a * 2.0**-16, b * 2.0**-16
+    elif what == "large sum":
+        a[:, 0] = b[:, 0] = 30
+    bits = [verify.encode(x, dtype).view(np.uint16) for x in (a, b)]
+    a, b = (verify.decode(x if dtype == "bf16" else x.view(np.float16), dtype) for x in bits)
+    of, got = Sums(dtype == "bf16", "f32", products == 4), np.zeros((1, 16, 16), np.float32)
+    for k in range(0, 512, 16):
+        sides = [Factors(np.ascontiguousarray(x[:, k : k + 16].T[:, None]), of) for x in bits]
+        got = add_products(*sides, got)
+    exact = a @ b.T
+    sums = np.abs(np.cumsum(a[:, None] * b[None], axis=2))[:, :, products - 1 :: products].sum(axis=2)
+    rounding = 2.0**-24 * sums * 1.001  # half a unit of each sum that was rounded
+    bound = verify.lost_to_cuts(a, b.T, dtype, products)
+    error = np.abs(got[0] - exact)
+    assert (error <= bound + rounding).all()
+    assert error.max() > 0.01 * bound.max() or what == "denormal"

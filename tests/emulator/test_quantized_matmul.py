@@ -10,6 +10,7 @@ import laneloom
 from laneloom import QuantizedWeight, verify
 from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
+from laneloom.gpu import get_gpu
 
 torch = pytest.importorskip("torch")
 from random_weights import NAMES, judge  # noqa: E402
@@ -22,6 +23,8 @@ NEWER = ("gfx1250",) if parse_version(triton_version()) >= (3, 9) else ()  #: wh
 GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", *NEWER, *rarely("gfx1100", "gfx908"))
 FLUSHING = ("gfx90a",)  #: whose matrix instructions take 16-bit denormals for zeros
 HALVES = (torch.float16, torch.bfloat16)
+#: What RDNA 3 may lose of a number in 16 steps of two zeros: a unit each, and the rounding.
+UNITS_OF_A_ROW = 16 * (2 * 2.0**-26 + 2.0**-24)
 TILE = "tiles:block_m=16,block_n=16,block_k=32,num_warps=1,stages=1"
 
 
@@ -97,7 +100,8 @@ def test_products(name, kind, dtype, size):
     *rarely(*((name, "fp8", dtype) for name in ("gfx1100", "gfx1201", "gfx908") for dtype in HALVES)),
 ], ids=str)  # fmt: skip
 def test_every_code(name, kind, dtype):
-    """The identity gives every number back, all 16 or 256 of them, NaN too, whatever a GPU converts with."""
+    """The identity gives every number back, all 16 or 256 of them, NaN too, whatever a GPU converts with; on RDNA 3 to
+    the last places, since it takes a unit, an eighth of the last place, for each zero of the other sign."""
     codes = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
     values = codes.view(torch.int8) if kind == "int8" else codes
     weight = QuantizedWeight(values, torch.ones(16, 1), kind)
@@ -107,7 +111,10 @@ def test_every_code(name, kind, dtype):
     expected = weight.dequantize().T
     assert torch.equal(got.isnan(), expected.isnan().any(0).expand_as(got)), "0 x NaN is NaN"
     kept = ~got.isnan()
-    assert torch.equal(got[kept], expected[kept])
+    if get_gpu(name).products_of_step == 2:
+        assert ((got - expected)[kept].abs() <= UNITS_OF_A_ROW * expected[kept].abs()).all()
+    else:
+        assert torch.equal(got[kept], expected[kept])
 
 
 def test_every_zero(gfx1151):
@@ -117,7 +124,8 @@ def test_every_zero(gfx1151):
         torch.arange(256, dtype=torch.uint8)[:, None])  # fmt: skip
     for dtype in HALVES:
         got = laneloom.quantized_matmul(torch.eye(16).to(dtype), weight, out_dtype=torch.float32)
-        assert torch.equal(got, weight.dequantize().T)
+        want = weight.dequantize().T
+        assert ((got - want).abs() <= UNITS_OF_A_ROW * want.abs()).all()
 
 
 def test_scales_that_are_not_numbers_show_where_they_are_used(gfx1151):

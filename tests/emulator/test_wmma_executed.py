@@ -1,7 +1,8 @@
 """Every WMMA and SWMMAC, with every modifier, as an assembled kernel in the emulator, against the exact product.
 
 Fragments are packed and unpacked by `laneloom.isa` alone, whose layouts are not the emulator's: they meet here. The
-data's exponents are close enough together that every sum is exact in float64, so results are compared bit by bit.
+data's exponents are close enough together that every sum is exact in float64, so results are compared bit by bit. Dense
+sums of 16-bit floats are made in steps, four (gfx11: two) neighbours along K as AMD's calculator counts it at a time.
 """
 
 import itertools
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from laneloom.codegen import assemble
+from laneloom.emulator.dot_pairs import Kind, dot_pairs
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
@@ -162,6 +164,21 @@ def rounded(exact, kind, clamp):
     return np.ldexp(np.rint(mantissa * 256), exponent - 8).astype(np.float32).view(np.uint32) >> 16
 
 
+def in_steps(a, b, c, row, gpu):
+    """D's codes of those of A [row, k], B [k, column] and C, by the rule of one step that test_wmma_sums.py holds."""
+    kind = Kind(row.a == "bf16", row.cd == "f16", gpu == "gfx1201")
+    d, size = np.broadcast_to(c, (16, 16)).astype(np.uint32), 4 if gpu == "gfx1201" else 2
+    for k in range(0, row.k, size):
+        rows, columns = np.broadcast_arrays(a[:, None, k : k + size], b.T[None, :, k : k + size])
+        if row.cd == "f16":
+            d = d.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
+        elif row.cd == "bf16":
+            d = d << 16
+        d = dot_pairs(rows.astype(np.uint16), columns.astype(np.uint16), d.astype(np.uint32), kind)
+        d = d >> 16 if row.cd == "bf16" else d
+    return d
+
+
 # -- modifiers ---------------------------------------------------------------------------------------------------------
 
 BITS3 = list(itertools.product((0, 1), repeat=3))
@@ -241,6 +258,13 @@ def test_equals_the_exact_product(row, gpu, wave):
             vc = np.clip(va[:, :half] @ vb[:half] + vc, -(2**31), 2**31 - 1)
             va, vb = va[:, half:], vb[half:]
         want = rounded(va @ vb + vc, row.cd, clamp)
+        if row.a in ("f16", "bf16") and not row.sparse:
+            bits = 32 if row.cd == "f32" else 16
+            flips = [np.where(np.arange(row.k) % 2, high[n], low[n]) << 15 for n in (0, 1)]
+            addend = (c & (1 << bits - 1) - 1 if high[2] else c) ^ low[2] << bits - 1
+            near, want = want, in_steps(a ^ flips[0], b ^ flips[1][:, None], addend, row, gpu)
+            off = np.abs(value(want, row.cd) - value(near, row.cd)).max()
+            assert off <= {"f32": 2.0**-18, "f16": 2.0**-4, "bf16": 2.0}[row.cd] * np.abs(value(near, row.cd)).max()
         assert np.array_equal(unpack(d, registers), want), f"{row.name}{text}"
         if "op_sel" in row.modifiers:  # the other halves keep what they held
             assert (registers >> (0 if key else 16) & 0xFFFF == MARK & 0xFFFF).all()
@@ -284,7 +308,10 @@ def test_constant_as_c(gpu, text, c):
         operands = {m: pack(get_layout(row, gpu, 32, m), x) for m, x in (("A", a), ("B", b))}
         operands["C"] = np.full((get_layout(row, gpu, 32, "C").registers, 32), MARK, np.uint32)
         (got,) = run(row, gpu, 32, [""], operands, c_is=text)
-        want = rounded(value(a, row.a) @ value(b, row.b) + c, row.cd, False)
+        if row.a in ("f16", "bf16"):
+            want = in_steps(a, b, rounded(np.array(c), row.cd, False), row, gpu)
+        else:
+            want = rounded(value(a, row.a) @ value(b, row.b) + c, row.cd, False)
         assert np.array_equal(unpack(get_layout(row, gpu, 32, "D"), got), want), row.name
 
 

@@ -248,7 +248,7 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
         "3",
         "Check",
         f"Each of the {runs[0].product.m * runs[0].product.n:,} elements of C against FP64. Allowed: twice the error "
-        "of numpy's FP32 product, scaled by what is summed, plus one rounding.",
+        "of numpy's FP32 product, scaled by what is summed, plus one rounding and what WMMA cuts off.",
     )
     table = Table.grid(padding=(0, 3, 0, 0))
     for run in runs:

@@ -256,10 +256,8 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
     else:
         values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
     got = c if product.dtype_out == "int32" else verify.decode(c, product.dtype_out)
-    half = product.dtype in ("fp16", "bf16")
-    zeros = product.dtype if product.gpu.flushes_denormals and half else None
-    # Products of 8-bit floats are those of 16 bits there.
-    cuts = product.gpu.cuts_products and (half or product.dtype in ("fp8", "bf8"))
+    zeros = product.dtype if product.gpu.flushes_denormals and product.dtype in ("fp16", "bf16") else None
+    cuts = reference.cuts_of(product.gpu, product.dtype)
     return reference.judge(got, *values, product.dtype_out, accumulator, zeros, cuts)
 
 

@@ -137,6 +137,7 @@ def run_weight(product: WeightProduct, *, strict: bool, seed: int, profile: bool
 
     from .. import verify
     from ..emulator.driver import emulated
+    from ..ops.matmul.reference import cuts_of
     from ..ops.quantized_matmul import execute, reference
     from ..ops.quantized_matmul.plan import plan
     from ..ops.quantized_matmul.weight import PACKED, QuantizedWeight
@@ -166,5 +167,6 @@ def run_weight(product: WeightProduct, *, strict: bool, seed: int, profile: bool
     chosen: Any = plan(product.problem(), product.gpu) if emulation.launches else None
     flushed = product.dtype if product.gpu.flushes_denormals else None
     got, rows = verify.decode(c.array, product.dtype_out), verify.decode(x, product.dtype)
-    verdict = reference.judge(got, rows, weight, product.dtype_out, flushed=flushed, cuts=product.gpu.cuts_products)
+    cuts = cuts_of(product.gpu, product.dtype)
+    verdict = reference.judge(got, rows, weight, product.dtype_out, flushed=flushed, cuts=cuts)
     return Outcome(verdict, c.untouched_outside(), tuple(emulation.launches), wall_s, chosen)

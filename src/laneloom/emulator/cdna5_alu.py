@@ -21,7 +21,7 @@ from .dots import bf16_to_f32
 from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
 from .half import mixed_operands
-from .matrix import f64_to_bf16
+from .matrix_tiles import f64_to_bf16
 from .mode import DOWN, NEAREST, UP, ZERO, Mode, flush
 from .operands import DTYPE, Read, modify, read, read_scalar, write
 from .output_modifiers import output_modifier

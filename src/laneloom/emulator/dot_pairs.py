@@ -1,9 +1,11 @@
-"""Two products of 16-bit floats and an addend as RDNA 3 and RDNA 4 sum them, by integers.
+"""Products of 16-bit floats and an addend as RDNA 3 and RDNA 4 sum them, by integers: two products, in a step of RDNA
+4's WMMA four.
 
 Facts by rocjitsu, AMD's emulator, which were measured on gfx1100 and gfx1201: the terms are cut to a common grid 24 to
 26 bits below the largest and added as integers, and the sum is rounded once, to nearest even, whatever MODE says.
-RDNA 4 cuts downwards and adds the products first; it keeps denormals. RDNA 3 counts signs from the addend's: a term of
-the other sign loses one unit more, so that 1 - 1 + 1 is a bit below 1; denormals are zero, but for those of fp16.
+RDNA 4 cuts downwards and adds the products of each pair first; it keeps denormals. RDNA 3 counts signs from the
+addend's: a term of the other sign loses one unit more, so that 1 - 1 + 1 is a bit below 1; denormals are zero, but for
+those of fp16.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ def _special_half(words: np.ndarray) -> np.ndarray:
 
 
 def dot_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: Kind, stops: bool = False) -> np.ndarray:
-    """a[..., 0] b[..., 0] + a[..., 1] b[..., 1] + c.
+    """a[..., 0] b[..., 0] + a[..., 1] b[..., 1] + c, on RDNA 4 of four products too.
 
     a, b: the bits of the factors as uint16; c: float32's as uint32, of an fp16 addend too. Returns float32's bits as
     uint32, or fp16's as uint16. stops: MODE.FP16_OVFL.
@@ -145,15 +147,17 @@ def dot_pairs(a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: Kind, stops: bo
 def _sum_rdna4(products, negative, exponents, places, addend, c_negative, c_exponent, least):
     """The sum in units of 2**grid, and the grid; a negative term loses a unit for what is cut off of it."""
     floor = -126 if least is None else least
+    by_pairs = (*places.shape[:-1], places.shape[-1] // 2, 2)
+    products, negative, exponents, places = (x.reshape(by_pairs) for x in (products, negative, exponents, places))
     place = places.max(axis=-1)
-    grid = np.maximum(place, np.maximum(floor, _leading(addend, c_exponent)) - 26)
+    grid = np.maximum(place.max(axis=-1), np.maximum(floor, _leading(addend, c_exponent)) - 26)
 
     def cut(magnitude, exponent, below, to, keeps: bool | np.ndarray = True) -> np.ndarray:
         kept, rest = _shifted(magnitude, exponent - to)
         return np.where(below, -kept - (rest & (keeps | (kept != 0))), kept)
 
     pair = cut(products, exponents, negative, place[..., None]).sum(axis=-1)
-    total = cut(np.abs(pair), place, pair < 0, grid)
+    total = cut(np.abs(pair), place, pair < 0, grid[..., None]).sum(axis=-1)
     return total + cut(addend, c_exponent, c_negative, grid, grid <= floor), grid
 
 

@@ -23,7 +23,7 @@ from ..isa.layouts import Layout, get_layout
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .float8 import SMALL_VALUES, power_of_two
-from .matrix import f64_to_bf16
+from .matrix_tiles import f64_to_bf16
 from .mfma import fields, places, row_of, values_of
 from .operands import constant
 from .rounding import fma_f64

@@ -130,7 +130,7 @@ def why_wrong(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig, *, strict:
         )
     first, second = (x if dtype in _INTEGERS else verify.decode(x, dtype) for x in (a, b))
     got = guarded.array if out == "int32" else verify.decode(guarded.array, out)
-    verdict = reference.judge(got, first, second, out, problem.dtype_acc)
+    verdict = reference.judge(got, first, second, out, problem.dtype_acc, cuts=reference.cuts_of(gpu, dtype))
     if not verdict.ok:
         return f"wrong: C{list(verdict.index)} is off by {verdict.error:.2e}, allowed {verdict.budget:.2e}"
     return None if guarded.untouched_outside() else "wrong: it writes outside C"

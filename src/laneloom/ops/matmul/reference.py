@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import verify
+from ...gpu import Gpu
 from .problem import SCALE_BLOCK
 
 _LONG = 256  #: products of a sum, more than a block of BLAS has, which adds the sums of blocks
@@ -58,13 +59,13 @@ def _has_exact_products(x: np.ndarray) -> bool:
 
 def judge(
     got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32",
-    zeros: str | None = None, cuts: bool = False,
+    zeros: str | None = None, cuts: tuple[str, int] | None = None,
 ) -> verify.Verdict:  # fmt: skip
     """Compare a product with the truth under `verify`'s budget.
 
     got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
     `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU
-    takes its denormals for zeros. cuts: whether the GPU cuts products of it.
+    takes its denormals for zeros. cuts: their dtype and `Gpu.products_of_step`, where the GPU cuts products off.
     """
     if dtype_out == "int32":
         return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
@@ -75,8 +76,18 @@ def judge(
         same = same_precision(a, b, accumulator)
         true = truth(a, b, accumulator)
         lost = verify.lost_to_zeros(a, b, zeros) if zeros else 0.0
-        lost = lost + verify.lost_to_cuts(a.shape[-1], magnitude) if cuts else lost
+        if cuts:
+            lost = lost + verify.lost_to_cuts(a, b, *cuts, accumulator)
         return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator, lost)
+
+
+def cuts_of(gpu: Gpu, dtype: str) -> tuple[str, int] | None:
+    """What `judge` takes for products of `dtype` by the matrix instructions of a GPU."""
+    step = gpu.products_of_step
+    # CDNA 3 cuts products of 8-bit floats as it does those of 16 bits.
+    if step is None or dtype not in (("fp16", "bf16", "fp8", "bf8") if step == 8 else ("fp16", "bf16")):
+        return None
+    return dtype, step
 
 
 def activate(z: np.ndarray, activation: str | None) -> np.ndarray:

@@ -28,13 +28,13 @@ def _array(x: Any) -> np.ndarray:
 
 def judge(
     got: np.ndarray, x: np.ndarray, weight: QuantizedWeight, dtype_out: str, bias: np.ndarray | None = None,
-    flushed: str | None = None, lost_of_step: float = 0.0, cuts: bool = False,
+    flushed: str | None = None, lost_of_step: float = 0.0, cuts: tuple[str, int] | None = None,
 ) -> verify.Verdict:  # fmt: skip
     """Compare a product with the truth under `verify`'s budget: FP32 sums of each group, scaled and added in FP32.
 
     got [..., M, N], x [..., M, K] and bias [N] hold values in any float dtype; `got` was stored as `dtype_out`.
     flushed: x's dtype, where the GPU takes its denormals for zeros. lost_of_step: what tensor cores lose in a step of
-    16 of K, of its largest sum: 2**-23 on Hopper, which cuts sums off. cuts: whether the GPU cuts products of 16 bits.
+    16 of K, of its largest sum: 2**-23 on Hopper, which cuts sums off. cuts: x's dtype and `Gpu.products_of_step`.
     """
     q, scales = parts_of(weight)
     group = weight.group or max(q.shape[-1], 1)
@@ -51,10 +51,10 @@ def judge(
             magnitude = magnitude + size
             lost = lost + (a.shape[-1] / STEP + 1) * lost_of_step * size
             same = same + same_precision(a, b).astype(np.float32) * scale.astype(np.float32)
-            if cuts:
-                lost = lost + verify.lost_to_cuts(a.shape[-1], size)
             if flushed:
                 lost = lost + verify.lost_to_zeros(a, b, flushed) * np.abs(scale)
+            if cuts:
+                lost = lost + verify.lost_to_cuts(a, b, *cuts) * np.abs(scale)
         if bias is not None:
             true, magnitude = true + bias, magnitude + np.abs(bias)
             same = same + bias.astype(np.float32)
