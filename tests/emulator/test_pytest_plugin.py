@@ -37,6 +37,18 @@ def test_overrun():
 """
 
 
+SUMS = """
+import numpy as np
+import laneloom
+
+
+def test_sums():
+    a = np.eye(16, dtype=np.float16) - np.float16(1) / 3
+    exact = (a.astype(float) @ a.astype(float)).astype(np.float32)
+    assert np.array_equal(laneloom.matmul(a, a, out_dtype="float32"), exact)
+"""
+
+
 def arguments(folder, text, *options):
     """pytest's, for a suite of its own."""
     (folder / "test_suite.py").write_text(text)
@@ -102,7 +114,8 @@ def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
     ],
 )
 def test_other_bad_options(gpu, strict, message):
-    options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0, emulate_bounds="view")
+    how = {"emulate_strict": strict, "emulate_seed": 0, "emulate_bounds": "view", "emulate_sums": "hardware"}
+    options = SimpleNamespace(emulate=gpu, **how)
     with pytest.raises(pytest.UsageError, match=message):
         pytest_plugin.pytest_configure(
             SimpleNamespace(
@@ -111,3 +124,8 @@ def test_other_bad_options(gpu, strict, message):
                 invocation_params=SimpleNamespace(args=()),
             )
         )
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 1), (("--emulate-sums", "exact"), 0)])
+def test_sums_are_rounded_once_where_the_command_line_says_so(tmp_path, options, status):
+    assert said_by_pytest(tmp_path, SUMS, "--emulate", "gfx1151", *options)[0] == status

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from .memory import Region
+from .sums import SUMS
 from .tensor_descriptor import host_descriptor
 
 Argument = tuple[str, str, Any]  #: name, Triton type, value
@@ -28,7 +29,7 @@ _DESCRIPTOR = re.compile(r"tensordesc(?:_im2col)?<([^[>]*)\[")
 _SCRATCH_POINTERS = 2  #: what Triton appends to every kernel's arguments: global scratch and profile scratch
 
 
-def check_context(strict: Any, seed: Any, profile: Any, bounds: Any) -> None:
+def check_context(strict: Any, seed: Any, profile: Any, bounds: Any, sums: Any) -> None:
     """Raise ArgumentError for options of `emulated` that are none."""
     for name, flag in (("strict", strict), ("profile", profile)):
         if not isinstance(flag, bool):
@@ -37,6 +38,8 @@ def check_context(strict: Any, seed: Any, profile: Any, bounds: Any) -> None:
         raise ArgumentError(f"seed: expected a whole number of at least 0, got {seed!r}")
     if bounds not in ("view", "storage", "hardware"):
         raise ArgumentError(f"bounds: expected 'view', 'storage' or 'hardware', got {bounds!r}")
+    if sums not in SUMS:
+        raise ArgumentError(f"sums: expected 'hardware' or 'exact', got {sums!r}")
 
 
 class ArrayArgument:

@@ -37,6 +37,7 @@ from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
 from .program import Program, load
+from .sums import added
 
 __all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulate_code_object", "emulated"]
 
@@ -56,11 +57,13 @@ class Emulation:
     profile: bool = False
     launches: list[LaunchRecord] = field(default_factory=list)
     bounds: str = "view"
+    sums: str = "hardware"
     launcher: Callable[..., LaunchRecord] = launch  #: runs each kernel; the timing model puts its own here
 
     def run(self, program: Program, grid: Sequence[int], kernarg: bytes, **how: Any) -> LaunchRecord:
         """Launch a program as this context asks for (`how` as for `emulator.launch.launch`) and note what it did."""
-        record = self.launcher(program, grid, kernarg, seed=self.seed, profile=self.profile, **how)
+        with added(self.sums):
+            record = self.launcher(program, grid, kernarg, seed=self.seed, profile=self.profile, **how)
         self.launches.append(record)
         return record
 
@@ -347,8 +350,9 @@ class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
 
 
 def emulated(
-    gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view"
-) -> Emulated:
+    gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view",
+    sums: str = "hardware",
+) -> Emulated:  # fmt: skip
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
     Gives an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
@@ -364,19 +368,19 @@ def emulated(
     bounds: "view" checks accesses against what the tensor that is passed can reach, "storage" against all of its
     storage, for kernels that step out of a slice on purpose (torch's block-sparse products do); "hardware" does so too,
     and past the end of LDS loads give 0 and stores are dropped, as the ISA guides say.
+    sums: "hardware": matrix instructions add as was measured on silicon, bit for bit, where it was (docs/emulator.md);
+    "exact": in float64, rounded once, which is several times faster where products are most of the work.
 
-    Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator or this
-    Triton lacks, ArgumentError for other bounds.
+    Raises UnknownGpuError, UnsupportedError for a GPU that the emulator or this Triton lacks, ArgumentError.
     """
-    return Emulated(partial(_emulated, gpu, strict, seed, profile, bounds))
+    return Emulated(partial(_emulated, gpu, strict, seed, profile, bounds, sums))
 
 
 @contextmanager
-def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str) -> Iterator[Emulation]:
-    row = emulated_gpu(gpu)
-    row.check_triton(triton.__version__)
-    check_context(strict, seed, profile, bounds)
-    emulation = Emulation(row, strict, seed, profile, bounds=bounds)
+def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str, sums: str) -> Iterator[Emulation]:
+    (row := emulated_gpu(gpu)).check_triton(triton.__version__)
+    check_context(strict, seed, profile, bounds, sums)
+    emulation = Emulation(row, strict, seed, profile, bounds=bounds, sums=sums)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker, parse, ask = Autotuner.__dict__["do_bench"], JITCallable.parse, HIPBackend.is_within_2gb
     _given_back.append(saved := [before, benchmarker, parse, ask])

@@ -32,6 +32,7 @@ from .matrix_operands import Shape, Wmma
 from .matrix_tiles import bf16_to_f64, decode_elements, f64_to_bf16, registers_to_tile, tile_to_registers
 from .operands import constant
 from .state import Waves
+from .sums import rounds_once
 from .wmma_sums import Factors, Sums, add_products, widened_half
 
 _TYPES = "(f32|f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"
@@ -105,7 +106,7 @@ def build(pending: list[Wmma]) -> Step:
 
     def step(g: Waves) -> None:
         cache: dict = {}
-        multiply = _multiply if first.sums is None else _multiply_in_steps
+        multiply = _multiply if first.sums is None or rounds_once() else _multiply_in_steps
         for plan in plans:
             for rows, columns, tiles in plan:
                 multiply(g, rows, columns, tiles, cache)

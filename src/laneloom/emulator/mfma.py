@@ -26,6 +26,7 @@ from .float8 import SMALL_VALUES, power_of_two
 from .mfma_sums import sum_of
 from .operands import constant
 from .state import U32, Waves
+from .sums import rounds_once
 
 _NAME = re.compile(r"v_s?mfma[c_]")
 Gather = tuple[np.ndarray, np.ndarray]  #: lane, and place among the elements of a lane, of each element
@@ -189,7 +190,7 @@ def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> St
             left = left * factors[0](g)[:, None]
             right = right * factors[1](g).transpose(0, 2, 1)[:, None]
         addend = negate_c * c(g)
-        if add is None:
+        if add is None or rounds_once():
             total = left @ right + addend
         else:
             total = add(left, right, addend)

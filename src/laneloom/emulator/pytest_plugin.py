@@ -32,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Check accesses against the tensors that are passed, or against all of the storage behind them; hardware "
         "also lets loads past the end of LDS give 0 and drops stores.",
     )  # fmt: skip
+    group.addoption(
+        "--emulate-sums", choices=["hardware", "exact"], default="hardware",
+        help="Matrix instructions add as was measured on silicon, or in float64, rounded once, which is faster.",
+    )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,7 +62,8 @@ def _turn_on(config: pytest.Config, option: Any) -> None:
         return
     strict = asked or "--strict" in config.invocation_params.args
     try:
-        session = EmulatedSession(gpu, strict, seed, option.emulate_bounds)
+        how = {"strict": strict, "seed": seed, "bounds": option.emulate_bounds, "sums": option.emulate_sums}
+        session = EmulatedSession(gpu, how)
     except LaneloomError as error:
         raise pytest.UsageError(f"--emulate: {error}") from None
     config.add_cleanup(session.close)
@@ -68,15 +73,15 @@ def _turn_on(config: pytest.Config, option: Any) -> None:
 class EmulatedSession:
     """One run of pytest under the emulator."""
 
-    def __init__(self, gpu: str, strict: bool, seed: int, bounds: str):
+    def __init__(self, gpu: str, how: dict[str, Any]):
         from ..gpu import get_gpu
         from .driver import emulated
 
-        self.gpu, self.strict, self.seed, self.bounds = get_gpu(gpu), strict, seed, bounds
+        self.gpu, self.how = get_gpu(gpu), how
         self.kernels: set[str] = set()
         self.launches = self.instructions = 0
         self._stack = ExitStack()
-        self._stack.enter_context(emulated(self.gpu, strict=strict, seed=seed, bounds=bounds))
+        self._stack.enter_context(emulated(self.gpu, **how))
         if find_spec("torch"):
             from .cuda_on_cpu import cuda_on_cpu
 
@@ -87,7 +92,7 @@ class EmulatedSession:
         """Each test, its fixtures included, inside an `emulated` of its own."""
         from .driver import emulated
 
-        with emulated(self.gpu, strict=self.strict, seed=self.seed, bounds=self.bounds) as emulation:
+        with emulated(self.gpu, **self.how) as emulation:
             try:
                 return (yield)
             finally:
@@ -97,8 +102,8 @@ class EmulatedSession:
 
     def pytest_report_header(self) -> str:
         """What the run emulates."""
-        mode = ", strict" if self.strict else ""
-        order = f", seed {self.seed}" if self.seed else ""
+        mode = ", strict" if self.how["strict"] else ""
+        order = f", seed {self.how['seed']}" if self.how["seed"] else ""
         return f"laneloom: Triton kernels run as {self.gpu.name} ({self.gpu.family}) code on the CPU{mode}{order}"
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -117,7 +122,7 @@ class EmulatedSession:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """One line: what ran."""
-        mode = " in strict mode" if self.strict else ""
+        mode = " in strict mode" if self.how["strict"] else ""
         terminalreporter.write_line(
             f"laneloom: {self.gpu.name}: {self.launches:,} launches of {len(self.kernels):,} kernels{mode}, "
             f"{self.instructions:,} wave-instructions",
