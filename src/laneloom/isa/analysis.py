@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..errors import ArgumentError
 from .flow import Flow, flow_of
 from .listing import Instruction, Kind, Listing, parse_listing
+from .metadata import parse_metadata, select_kernel
 
 
 @dataclass(frozen=True)
@@ -276,3 +277,22 @@ def narrow_loads(loop: Loop, width_bytes: int = 16) -> tuple[Instruction, ...]:
     """The global and LDS loads of the loop that read fewer bytes per lane and address than `width_bytes`."""
     loads = (Kind.GLOBAL_LOAD, Kind.GLOBAL_TO_LDS, Kind.LDS_LOAD)
     return tuple(i for i in loop.instructions if i.kind in loads and 0 < i.width_bytes < width_bytes)
+
+
+def loads_are_wide(loop: Loop, width_bytes: int = 16) -> bool:
+    """Whether the loop has global and LDS loads and all of them read `width_bytes` per lane and address."""
+    both = (loop.count(Kind.GLOBAL_LOAD) or loop.count(Kind.GLOBAL_TO_LDS)) and loop.count(Kind.LDS_LOAD)
+    return bool(both) and not narrow_loads(loop, width_bytes)
+
+
+def has_spills(asm: str, kernel: str | None = None) -> bool:
+    """Whether registers were spilled: by the metadata's counts, its scratch size, or scratch accesses in the
+    code.
+
+    A kernel that keeps an array in scratch on purpose counts as well.
+    """
+    if parse_metadata(asm):
+        found = select_kernel(asm, kernel)
+        if found.vgpr_spills or found.sgpr_spills or found.scratch_bytes:
+            return True
+    return any(i.kind is Kind.SCRATCH for i in parse_listing(asm, kernel).instructions)
