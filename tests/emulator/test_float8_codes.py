@@ -19,7 +19,8 @@ def test_every_code(gpu, dtype):
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
     a, b = (torch.zeros(shape).to(dtype) for shape in ((256, 16), (16, 16)))
     a[:, 3], b[3] = codes, 1.0
-    with laneloom.emulated(gpu, strict=True):
+    # A product with 1 may be off in the last place on RDNA 3, and one with 0 takes a unit from it.
+    with laneloom.emulated(gpu, strict=True, sums="exact"):
         products = [
             laneloom.matmul(a, b),
             laneloom.matmul(b.mT, a.mT).mT,
