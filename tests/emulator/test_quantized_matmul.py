@@ -345,5 +345,5 @@ def test_the_largest_and_smallest_powers_of_two(gpu, dtype):
         weight = QuantizedWeight(values, torch.randint(*codes, (40, 3), dtype=torch.uint8), "fp4", 32)
         for m in (1, 20):
             x = (torch.randn(m, 96) * size).to(dtype)
-            with laneloom.emulated(gpu, strict=True):
+            with laneloom.emulated(gpu, strict=True, sums="exact"):  # WMMA of RDNA 3 takes denormals of bf16 for zeros
                 check(laneloom.quantized_matmul(x, weight, out_dtype=torch.float32), x, weight)
