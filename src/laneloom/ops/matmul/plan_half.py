@@ -21,7 +21,7 @@ from .problem import DTYPE_BYTES, MatmulProblem
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
-LONG_K = 256  #: above which slices of 128 are tried for single elements
+LONG_K = 256  #: above which slices of 128 are tried where rows begin at single elements
 #: on these estimates of one product, beside those of the others for what TMA reads where it lies, and for what has to
 #: be copied for them, beside few rows or columns or more: they miss by 20%, and what TMA feeds is the faster of equals
 DOUBT, DOUBT_OF_COPIES, DOUBT_OF_FEW, FEW_ROWS = 1.3, 1.2, 0.88, 32
@@ -61,7 +61,7 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
     single = 1 in (problem.vector_a, problem.vector_b)
     for tile in TILES:
         small = tile[0] * tile[1] <= SMALL_TILE
-        # What goes through registers is waited for once a slice.
+        # What goes through registers is waited for once a slice, and shifted lines bring a piece more for each.
         slices = (32,) if problem.k <= 32 else (64, 128) if single and small and problem.k > LONG_K else (64,)
         for swapped in (False,) if tile[0] == tile[1] else (False, True):
             m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
@@ -77,8 +77,8 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
 
 
 def _alone_on_its_sm(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> AsyncConfig:
-    """The config with a ring of more than half of an SM's shared memory, where it has no more CTAs than SMs and copies
-    less than 16 bytes at once. More than that leaves copies of 4 and 8 bytes, which go through the L1, too little."""
+    """The config with a ring of more than half of an SM's shared memory, where it has no more CTAs than SMs and rows
+    that begin between 16 bytes. More than that leaves copies of 4 and 8 bytes, which go through the L1, too little."""
     if min(problem.vector_a, problem.vector_b) >= 8 or config.ctas(problem) > gpu.compute_units:
         return config
     stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
