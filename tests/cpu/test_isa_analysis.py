@@ -11,6 +11,7 @@ from laneloom.isa.analysis import (
     analyze_listing,
     hot_loop,
     instruction_mix,
+    loads_are_wide,
     matrix_overlap,
     narrow_loads,
     order,
@@ -166,11 +167,14 @@ def test_stores_count_in_cdna_waits_and_not_in_rdna_waits():
 
 
 def test_narrow_loads():
-    assert not narrow_loads(loop_of(G, L, S, W))
+    assert loads_are_wide(loop_of(G, L, S, W))
     half = loop_of(G, L, "ds_load_b64 v[0:1], v2", "ds_store_b32 v0, v1", W)
     assert [i.mnemonic for i in narrow_loads(half)] == ["ds_load_b64"]
-    assert not narrow_loads(half, width_bytes=8)
-    assert narrow_loads(loop_of(G, "ds_load_2addr_b64 v[0:3], v4 offset1:1", W))
+    assert not loads_are_wide(half)
+    assert loads_are_wide(half, width_bytes=8)
+    assert not loads_are_wide(loop_of(G, "ds_load_2addr_b64 v[0:3], v4 offset1:1", W))
+    assert not loads_are_wide(loop_of(G, W))
+    assert not loads_are_wide(loop_of(W))
 
 
 NEST = f"""

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from laneloom.errors import ArgumentError
 from laneloom.gpu import Gpu, get_gpu
+from laneloom.isa.analysis import has_spills
 from laneloom.isa.metadata import parse_metadata, select_kernel
 from laneloom.isa.occupancy import occupancy
 from laneloom.isa.render import render, to_dict
@@ -81,6 +82,12 @@ def test_metadata():
         select_kernel(METADATA, "third")
     with pytest.raises(ArgumentError, match="amdgpu_metadata"):
         select_kernel("s_endpgm")
+
+
+def test_spills():
+    assert not has_spills(METADATA, "first")
+    assert has_spills(METADATA, "second")
+    assert has_spills("\tscratch_load_b32 v0, off, s32\n\ts_endpgm\n")
 
 
 @pytest.mark.parametrize(
