@@ -209,7 +209,9 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     elif filled > 0.85:
         stages, split_k = 6, 1
     else:
-        stages, split_k = 4, min(2, slices)
+        # Three parts where an SM has no more than two of them: 0.5 to 17% faster at 11 products of 16 bits (one H200).
+        as_measured = problem.dtype_a in HALVES and constants_of(gpu) is H200
+        stages, split_k = 4, min(3 if as_measured and 3 * tiles <= 2 * gpu.compute_units else 2, slices)
     return _fit(
         HopperConfig(
             block_m=64, block_n=max(16, 1 << (short - 1).bit_length()), block_k=block_k, stages=stages, consumers=1,
