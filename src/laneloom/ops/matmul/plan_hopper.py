@@ -209,8 +209,9 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     elif filled > 0.85:
         stages, split_k = 6, 1
     else:
-        # Three parts where an SM has no more than two of them: 0.5 to 17% faster at 11 products of 16 bits (one H200).
-        as_measured = problem.dtype_a in HALVES and constants_of(gpu) is H200
+        # Three parts where an SM has two of them at most: 0.5 to 17% faster at 10 products of 2 to 16 rows of 16 bits
+        # (one H200); with 24 and 32 rows it is 3 to 10% slower.
+        as_measured = problem.dtype_a in HALVES and short <= 16 and constants_of(gpu) is H200
         stages, split_k = 4, min(3 if as_measured and 3 * tiles <= 2 * gpu.compute_units else 2, slices)
     return _fit(
         HopperConfig(
