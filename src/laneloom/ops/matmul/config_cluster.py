@@ -50,7 +50,7 @@ class ClusterConfig(PartsConfig):
     consumers: int = 2  #: warpgroups, each with block_m / consumers rows
     cluster_m: int = 1  #: CTAs down C's columns that share each tile of B
     cluster_n: int = 1  #: CTAs along C's rows that share each tile of A
-    cluster_k: int = 1  #: CTAs that have a part of K each; each finishes a part of the tile's columns
+    cluster_k: int = 1  #: CTAs that have a part of K each; `finishers` of them finish a part of the tile's columns
     tiles_n: int = 0  #: uneven tiles along N: so many, the last ones narrower; 0: as few as cover it, all of block_n
     panels: int = 1  #: 128-byte columns of C that a warp stages at a time
     split: bool = False  #: write a consumer's first strip while the second's last slice is multiplied
@@ -77,6 +77,16 @@ class ClusterConfig(PartsConfig):
     def peers(self) -> int:
         """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def finishers(self) -> int:
+        """CTAs that finish as many whole blocks of 8 columns each, of those with a part of K as many as can."""
+        return max((n for n in range(1, self.cluster_k + 1) if self.block_n % (8 * n) == 0), default=1)
+
+    @property
+    def finished(self) -> int:
+        """Columns of a tile that one CTA finishes."""
+        return self.block_n // self.finishers
 
     @property
     def strips(self) -> int:
@@ -139,7 +149,7 @@ class ClusterConfig(PartsConfig):
     def stores_by_tma(self, problem: MatmulProblem) -> bool:
         """Whether TMA can write C: of uneven tiles, each in boxes of one width beside whole panels of 128 bytes."""
         panel = 128 // DTYPE_BYTES[problem.dtype_out]
-        left, narrow = self.block_n // self.cluster_k % panel, (self.block_n - NARROWER) % panel
+        left, narrow = self.finished % panel, (self.block_n - NARROWER) % panel
         one_width = self.swapped or not self.tiles_n or not (left and narrow)
         fits = left * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0 and not (self.swapped and panel < 64)
         return tma_writes(problem) and one_width and fits
@@ -160,9 +170,8 @@ class ClusterConfig(PartsConfig):
     def _why_parts(self, multiplied: MatmulProblem) -> str | None:
         if self.cluster_k == 1:
             return None
-        slices = -(-multiplied.k // self.block_k)
-        if self.cluster_k > slices or self.block_n % (8 * self.cluster_k):
-            return f"hopper_cluster: {self.cluster_k} parts take slices and whole blocks of 8 columns each"
+        if self.cluster_k > -(-multiplied.k // self.block_k):
+            return f"hopper_cluster: {self.cluster_k} parts take a slice or more each, got K = {multiplied.k}"
         if self.promote or self.grouped or self.pieces > 1 or multiplied.dtype_a in ("int8", "uint8"):
             return "hopper_cluster: parts of K are FP32 sums, neither promoted nor of groups"
         tiles = self.tiles(multiplied.transposed() if self.swapped else multiplied)
@@ -181,10 +190,7 @@ class ClusterConfig(PartsConfig):
         kept = (2 * self.strips + 1) * self.block_n // 4
         room = MOST_KEPT if self.tma_store and not (problem.epilogue or self.grouped) else MOST_KEPT_OF_TERMS
         if self.hold_back and (kept > room or self.consumers == 3 or DTYPE_BYTES[problem.dtype_out] != 2):
-            return (
-                f"hopper_cluster: holds back words of 16-bit results, {room} a thread with its sums, got {kept} of "
-                f"{problem.dtype_out} and {self.consumers} consumers"
-            )
+            return f"hopper_cluster: holds back {room} words of 16-bit results a thread and its sums, got {kept}"
         return None if self.hold_back >= 0 else f"hopper_cluster: holds back 0 slices or more, got {self.hold_back}"
 
     def overlapped(self, problem: MatmulProblem) -> Self:
@@ -251,10 +257,9 @@ class ClusterConfig(PartsConfig):
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
         ring = self.stages * (self.stage_bytes(self.as_multiplied(problem)) + self.scale_bytes(problem))
-        warps = 4 * self.consumers
-        staging = warps * self.panels * 2048
-        received = (self.cluster_k - 1) * (self.block_m * self.block_n // self.cluster_k) * 4
-        return ring + staging + received + 16 * self.stages + 8 * warps * (self.cluster_k > 1 or self.own_tiles)
+        warps, received = 4 * self.consumers, (self.cluster_k - 1) * self.block_m * self.finished * 4
+        barriers = 16 * self.stages + 8 * warps * (self.cluster_k > 1 or self.own_tiles)
+        return ring + warps * self.panels * 2048 + received + barriers
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -325,8 +330,8 @@ class ClusterConfig(PartsConfig):
         addend = problem.epilogue and problem.epilogue.addend
         if addend or self.grouped or self.copy_a or self.copy_b or self.pieces > 1:
             return "hopper_cluster: C's transpose has no addend, and operands that are read where they lie"
-        turns = DTYPE_BYTES[problem.dtype_out] == 2 or problem.dtype_a in ("fp8", "bf8")
-        return None if turns else f"hopper_cluster: turns C of 16-bit types or 8-bit floats, got {problem.dtype_out}"
+        turns = DTYPE_BYTES[problem.dtype_out] == 2 or problem.dtype_a in ("fp8", "bf8", *HALVES)
+        return None if turns else f"hopper_cluster: turns C of floats of 8 or 16 bits, got {problem.dtype_a}"
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         pair = (problem.dtype_a, problem.dtype_b)
@@ -376,12 +381,8 @@ class ClusterConfig(PartsConfig):
         accumulators += beside_scaled(self, problem, multiplied) if self.scaled else 0
         if accumulators > (room := self.most_sums(problem)):
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
-        clusters = (1, 2, 4, 8)
-        if not {self.cluster_m, self.cluster_n, self.cluster_k} <= set(clusters) or self.peers > 8:
-            return (
-                f"hopper_cluster: clusters of 1, 2, 4 or 8 CTAs, got {self.cluster_m} by {self.cluster_n} by "
-                f"{self.cluster_k}"
-            )
+        if not {self.cluster_m, self.cluster_n} <= {1, 2, 4, 8} or self.cluster_k < 1 or self.peers > 8:
+            return f"hopper_cluster: clusters of up to 8 CTAs, 1, 2, 4 or 8 of which share a load, got {self.text}"
         if why := self._why_parts(multiplied) or self.why_not_overlapped(problem) or self.why_not_uneven(multiplied):
             return why
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))

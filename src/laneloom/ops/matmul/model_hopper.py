@@ -33,7 +33,7 @@ HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the 
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
-SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
+SMS_IN_CLUSTERS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
 _SMS = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
 
 

@@ -3,7 +3,8 @@
 // Memory: each CTA has a ring of STAGES K-slices of 128 bytes, filled by TMA. CLUSTER_M x CLUSTER_N neighbours in C's
 // rows and columns form a cluster: CTAs of one row of tiles need the same A, so each loads a share of it and multicasts
 // it to the others; likewise B down a column. A slice is refilled once every consumer that its loads reach is done.
-// CLUSTER_K of a cluster's CTAs have a part of K each, and then exchange sums: each finishes a part of the columns.
+// CLUSTER_K of a cluster's CTAs have a part of K each, and then exchange sums: FINISHERS of them finish a part of the
+// columns each.
 // With K_PARTS > 1 C is that many parts of a product, side by side, which a second launch adds up.
 // With SWAPPED the product is C^T = B^T A^T: what is A here is B^T, what is B here A^T, and C is turned on its way out.
 // With PIECES > 1 a slice holds that many pieces of each operand (see device/pieces.py), multiplied in pairs from the

@@ -69,7 +69,7 @@ class _Terms(ctypes.Structure):
 def _tail(config, whole: int) -> int:
     """What one box of the copy engine writes of a tile's last panel where the panel is not whole: of so many of C's
     columns, or rows where C is turned; `whole` where it always is."""
-    finished = config.block_n // config.cluster_k
+    finished = config.finished
     return gcd(finished % whole, (finished - NARROWER) % whole if config.tiles_n else 0) or whole
 
 
@@ -96,7 +96,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
-        "K_PARTS": config.split_k,
+        "FINISHERS": config.finishers, "K_PARTS": config.split_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "K_GROUPED": int(config.k_grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,

@@ -4,7 +4,7 @@
 // A wait for memory here is a wait of the tensor cores. So a warp asks for all terms but D while the tile is being
 // multiplied, each column's once, and its lanes pass them on by shuffles; of D it asks for AHEAD pieces at that time.
 
-#define FINISHED (BLOCK_N / CLUSTER_K)        // columns of a tile that one CTA finishes
+#define FINISHED (BLOCK_N / FINISHERS)        // columns of a tile that one CTA finishes
 #define ACCUMULATORS (FINISHED / 2)           // sums of one strip in one thread
 #define PANEL (128 / OUT_BYTES)               // columns of C in 128 bytes of staging
 #define PANELS_OF_TILE ((FINISHED + PANEL - 1) / PANEL)

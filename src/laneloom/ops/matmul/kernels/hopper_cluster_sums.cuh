@@ -14,15 +14,16 @@ __device__ __forceinline__ int place_of_sums(int strip, int j) {
     return ((strip * ACCUMULATORS + j) / 4 * 32 + threadIdx.x % 32) * 16;
 }
 
-// The CTAs of a cluster add their parts of K, always in the parts' order: sums of the columns that this one finishes. A
-// warp's parts travel as they lie in registers to the same warp of another CTA: `received` is its own, in shared memory,
-// and `barrier` counts what comes.
+// The CTAs of a cluster add their parts of K, always in the parts' order: sums of the columns that this one finishes. Those
+// are whole blocks of 8, so that FINISHERS may be fewer than parts. A warp's parts travel as they lie in registers to the
+// same warp of another CTA: `received` is its own, in shared memory, and `barrier` counts what comes.
 __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATORS],
                                          const ACCUMULATOR (&acc)[STRIPS][SUMS], const char *received, u32 barrier,
                                          Rank rank) {
-    if (threadIdx.x % 32 == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
+    const bool finishes = FINISHERS == CLUSTER_K || rank.k < FINISHERS;
+    if (finishes && threadIdx.x % 32 == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
 #pragma unroll
-    for (u32 part = 0; part < CLUSTER_K; ++part) {  // of the columns
+    for (u32 part = 0; part < FINISHERS; ++part) {  // of the columns
         if (part == rank.k) continue;
         const u32 peer = part * SHARERS + rank.n * CLUSTER_M + rank.m, signal = in_peer(barrier, peer);
         const u32 from = rank.k - (rank.k > part);  // among those that the other CTA hears from
@@ -33,8 +34,9 @@ __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATOR
             for (int j = 0; j < ACCUMULATORS; j += 4)
                 send(to + place_of_sums(strip, j), signal, &acc[strip][part * ACCUMULATORS + j]);
     }
+    if (!finishes) return;
 #pragma unroll
-    for (u32 part = 0; part < CLUSTER_K; ++part)
+    for (u32 part = 0; part < FINISHERS; ++part)
         if (part == rank.k)
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
@@ -201,7 +203,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
 #endif
         if (!SPLIT) arrived(held);
 #pragma unroll
-        for (int strip = SPLIT; strip < STRIPS; ++strip) {
+        for (int strip = SPLIT; strip < STRIPS && (FINISHERS == CLUSTER_K || rank.k < FINISHERS); ++strip) {
 #if CLUSTER_K > 1
             auto &strip_sums = kept[strip];
 #elif PROMOTE
