@@ -15,6 +15,7 @@ from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
+from laneloom.ops.matmul.plan_few import few_configs
 from laneloom.ops.matmul.plan_groups import OF_ROWS, OF_SCALED, plan_groups, tile_config
 from laneloom.ops.matmul.problem import BlockScales, Epilogue, MatmulProblem, Matrix
 
@@ -361,3 +362,14 @@ def test_k_in_groups_compiles(layout, n):
         (problem, config), (problem.of_equal_groups(), config.with_knobs(k_grouped=False))))
     assert sass.count("HGMMA") == usual.count("HGMMA") > 0
     assert sass.count("WARPGROUP.DEPBAR") == usual.count("WARPGROUP.DEPBAR")
+
+
+@pytest.mark.parametrize(("parts", "columns"), [(3, 16), (5, 8), (6, 32), (8, 24)])
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+def test_few_columns_of_any_number_of_parts(out, parts, columns):
+    """Sums travel to as many CTAs as finish some; the others write nothing."""
+    problem = MatmulProblem.contiguous(columns, 1000, 1032, dtype="bf16", dtype_out=out, layout="nt")
+    config = next(c for c, _ in few_configs(problem, GPU) if (c.block_m, c.cluster_m, c.cluster_k) == (64, 1, parts))
+    assembly = compile_valid(problem, config).asm
+    assert f"m64n{columns}k16" in assembly
+    assert assembly.count("st.async") == config.finishers * config.finished // 8

@@ -52,16 +52,16 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         ((128, 256, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
         ((65536, 64, 64), "nn", "hopper", {"block_m": 128, "block_n": 64}),
         ((128, 128, 16384), "nn", "hopper", {"split_k": 16}),
-        ((16, 4096, 4096), "nn", "hopper", {"swapped": True, "block_n": 16}),
-        ((4096, 16, 4096), "nn", "hopper", {"swapped": False, "block_n": 16}),
+        ((16, 4096, 4096), "nn", "hopper_cluster", {"swapped": True, "block_m": 64, "block_n": 16, "cluster_k": 2}),
+        ((4096, 16, 4096), "nn", "hopper_cluster", {"swapped": False, "block_m": 64, "block_n": 16, "cluster_k": 2}),
         ((1, 6144, 4096), "nt", "hopper_skinny", {"use_dot": False}),
-        ((1, 4096, 4096), "nt", "hopper_rows", {"num_warps": 16, "cluster_k": 2}),
+        ((1, 4096, 4096), "nt", "hopper_skinny", {"num_warps": 8}),
         # Few rows and a short K, or more tiles of 64 columns than SMs.
-        ((8, 9472, 200), "nn", "hopper_cluster", {"block_m": 128, "block_n": 8, "stages": 9}),
+        ((8, 9472, 200), "nn", "hopper_cluster", {"block_n": 8, "cluster_k": 1}),
         ((32, 16384, 512), "nt", "hopper_cluster", {"swapped": True}),
-        ((16, 28672, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 16, "cluster_m": 4}),
-        ((16, 28672, 4096), "nt", "hopper", {"swapped": True, "block_n": 16}),
-        ((16, 6144, 4096), "nn", "hopper", {"swapped": True, "split_k": 2}),
+        ((16, 28672, 4096), "nn", "hopper_cluster", {"block_m": 128, "block_n": 16, "cluster_m": 4}),
+        ((16, 6144, 4096), "nn", "hopper_cluster", {"block_m": 192, "cluster_k": 2}),
+        ((16, 512, 16384), "nn", "hopper_cluster", {"block_m": 64, "cluster_k": 6}),
         ((16, 155, 12544), "nt", "hopper", {"swapped": True, "split_k": 24}),
         # K of two slices; of one.
         ((13888, 9536, 112), "nt", "hopper_cluster", {}),
@@ -198,9 +198,10 @@ def test_a_class_has_the_rows_that_begin_alike_in_lines(columns, dtype, line):
 
 def test_an_epilogue_is_fused_unless_another_schedule_streams_one_row_or_k_is_split():
     epilogue = Epilogue(scaled=True)
-    for m, n, k in ((512, 512, 4096), (16, 4096, 4096), (64, 24576, 1536), (1, 4096, 512), (1, 4096, 4096)):
+    fused = (512, 512, 4096), (16, 4096, 4096), (64, 24576, 1536), (1, 4096, 512), (1, 4096, 4096), (16, 512, 16384)
+    for m, n, k in fused:
         assert fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
-    for m, n, k in ((1, 28672, 4096), (28672, 1, 4096), (1, 128, 100000), (16, 512, 16384)):
+    for m, n, k in ((1, 28672, 4096), (28672, 1, 4096), (1, 128, 100000)):
         assert not fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
     assert fuses_epilogue(problem(1, 4096, 4096, dtype="fp8", epilogue=epilogue), GPU)
     assert "launch of its own" in explain(problem(1, 28672, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
@@ -240,13 +241,13 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (REGISTERS.with_knobs(stages=8), problem(64, 64, 64, **TF32), "bytes of shared memory"),
         (CLUSTER.with_knobs(block_k=32), problem(64, 64, 64), "a K-slice has 128 bytes"),
         (CLUSTER.with_knobs(promote=1), problem(64, 64, 64), "sums a thread"),
-        (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),
+        (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of up to 8 CTAs"),
         (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
         (CLUSTER.with_knobs(grouped=True), problem(64, 64, 64), "`grouped` is for rows in groups"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=ADDEND), "C's transpose has no addend"),
-        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype_out="fp32"), "C of 16-bit types"),
-        (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),
+        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype="int8"), "C of floats of 8 or 16 bits"),
+        (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "a slice or more each, got K = 64"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
         (CLUSTER.with_knobs(split=True), problem(512, 512, 512), "a split takes two strips and two slices"),
@@ -254,8 +255,8 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (STRIPS.with_knobs(split=True, promote=1, block_n=64), problem(512, 512, 512), "only bare sums of all of K"),
         (STRIPS.with_knobs(hold_back=1), problem(512, 512, 512, dtype_out="fp32"), "words of 16-bit results"),
         (STRIPS.with_knobs(hold_back=-1), problem(512, 512, 512), "0 slices or more"),
-        (THREE.with_knobs(hold_back=1), problem(512, 512, 512), "and 3 consumers"),
-        (CLUSTER.with_knobs(hold_back=2), problem(512, 512, 512, epilogue=Epilogue(scaled=True)), "160 a thread"),
+        (THREE.with_knobs(hold_back=1), problem(512, 512, 512), "16-bit results a thread"),
+        (CLUSTER.with_knobs(hold_back=2), problem(512, 512, 512, epilogue=Epilogue(scaled=True)), "160 words"),
         (CLUSTER.with_knobs(tiles_n=2), problem(512, 512, 512), "take a B along K"),
         (CLUSTER.with_knobs(tiles_n=2, cluster_n=2), problem(512, 512, 512, layout="nt"), "do not cut into columns"),
         (CLUSTER.with_knobs(tiles_n=2, block_k=128),

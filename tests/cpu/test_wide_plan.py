@@ -31,7 +31,7 @@ VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
 @pytest.mark.parametrize(
     ("path", "dtypes", "products", "regret", "most", "ratio"),
     [
-        (MEASURED, WIDE, 290, 0.04, 0.6, 1.37), (MEASURED, HALVES, 165, 0.045, 0.65, 1.9),
+        (MEASURED, WIDE, 290, 0.04, 0.6, 1.37), (MEASURED, HALVES, 160, 0.045, 0.65, 1.9),
         (ON_H100, WIDE, 140, 0.035, 0.4, 1.15), (ON_H100, HALVES, 60, 0.035, 0.5, 1.7),
         (BATCHES, HALVES, 350, 0.045, 0.6, 1.4), (BATCHES_ON_H100, HALVES, 300, 0.045, 0.6, 1.3),
     ],
@@ -90,7 +90,8 @@ def test_its_errors_are_within_the_budget():
         ((1000, 1000, 9), {"dtype": "bf16"}, "hopper_async"),
         ((512, 64, 512), {"dtype": "bf16", "batch": 12}, "hopper_cluster"),
         ((4096, 4096, 4096), {"dtype": "bf16"}, "hopper_cluster"),
-        ((16, 4096, 4096), {"dtype": "bf16", "layout": "nt"}, "hopper"),
+        ((16, 4096, 4096), {"dtype": "bf16", "layout": "nt"}, "hopper_cluster"),
+        ((2, 4096, 4096), {"dtype": "bf16", "layout": "nt"}, "hopper_rows"),
     ],
 )
 def test_each_schedule_has_its_place(sizes, kinds, schedule):

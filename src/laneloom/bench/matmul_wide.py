@@ -5,7 +5,8 @@ product of `wide_products` the likely configs of `hopper_async` and of the other
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
-measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`.
+measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`, and
+`--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` was fitted to.
 `--render results/h200/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
 fp64` writes what the plan takes into the pages; `--dtypes bf16` does so for 16 bits, and for the other files.
 """
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 import torch
@@ -28,14 +29,17 @@ from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
-from ..ops.matmul.config_rows import GROUP
+from ..ops.matmul.config_cluster import ClusterConfig
+from ..ops.matmul.config_row import stream_row
+from ..ops.matmul.config_rows import GROUP, stream_rows
 from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.dtypes import HALVES
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs, cluster_parts
+from ..ops.matmul.plan_few import few_configs
 from ..ops.matmul.plan_half import half_configs, half_us
-from ..ops.matmul.plan_hopper import candidates, tiled
-from ..ops.matmul.plan_rows import batched_rows
+from ..ops.matmul.plan_hopper import candidates, long_side, tiled
+from ..ops.matmul.plan_rows import batched_rows, one_row
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
@@ -43,10 +47,12 @@ from .matmul_tiles import read_rows, write
 from .report import fill_page, fill_pages
 from .timing import count_sets, interleave
 from .wide_products import (
+    DECODE,
     NOT_ALIGNED,
     PRODUCTS,
     RANDOM,
     WIDE_RANDOM,
+    decode_products,
     half_batches,
     half_products,
     problem_of,
@@ -58,13 +64,15 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 #: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
 LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
+FEW_GROUPS, SLOWEST_LISTED = ((1, 1), (2, 8), (9, 16), (17, 32)), 8  #: rows in the page's table, and its slowest
 MOST_ASYNC, MOST_FED = 12, 16  #: configs that FP32 and FP64 are measured with, the likely ones by the model,
 ASYNC_OF_TILE, FED_OF_TILE = 3, 2  #: and of each tile
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 TILES_OF_UNALIGNED = 4  #: likely configs of `hopper` that a product of rows anywhere is measured with
 CLUSTERS_OF_UNALIGNED = 80  #: of `hopper_cluster`, of which two of each height, way up and kind are
 CLUSTERS_OF_BATCH = 12  #: likely configs of `hopper_cluster` that a batch is measured with
-SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
+LIKELY_OF_FEW = 1.35  #: times the shortest estimate
+SLOWEST, SLOWEST_OF_FEW = 2.5, 1.25  #: times the fastest: slower configs, but the plan's, are left out of the file
 
 
 @dataclass(frozen=True)
@@ -131,11 +139,22 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     yield from islice(_likely(problem, gpu), LIKELY)
 
 
+def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
+    """The plan's, likely ones of `hopper_cluster`, one or two of every schedule that streams an operand."""
+    yield plan(problem, gpu)
+    ranked = list(few_configs(problem, gpu))
+    yield from (config for config, time_us in ranked if time_us <= LIKELY_OF_FEW * ranked[0][1])
+    found = (stream_row(problem, gpu), stream_rows(problem, gpu), one_row(problem, gpu), long_side(problem, gpu))
+    yield from (config for config in found if config is not None)
+    yield from islice(_likely(problem, gpu), OTHERS)
+
+
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     batched = problem.dtype_a in HALVES and problem.batches > 1
-    if batched or problem in NOT_ALIGNED:
-        found = dict.fromkeys((_of_batch if batched else _unaligned)(problem, gpu))
+    if batched or problem in NOT_ALIGNED or problem in DECODE:
+        of = _of_batch if batched else _of_few if problem in DECODE else _unaligned
+        found = dict.fromkeys(of(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
         return
     if problem.dtype_a in HALVES:
@@ -189,11 +208,12 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
         calls[config.text] = lambda i, call=call: call(*operands[i], outs[i])
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     torch_us = round(timings.pop("torch").median_us, 2)
-    near = SLOWEST * min(timing.median_us for timing in timings.values())
+    slowest = SLOWEST_OF_FEW if problem in DECODE else SLOWEST
+    near, taken = slowest * min(timing.median_us for timing in timings.values()), plan(problem, gpu).text
     torch_error = float(f"{errors['torch']:.2e}")
     return [
         Row(dtype, *sizes, text, round(timing.median_us, 2), torch_us, float(f"{errors[text]:.2e}"), torch_error)
-        for text, timing in timings.items() if timing.median_us <= near
+        for text, timing in timings.items() if timing.median_us <= near or text == taken
     ]  # fmt: skip
 
 
@@ -265,14 +285,31 @@ def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     return "\n".join(lines)
 
 
+def render_decode(taken: Sequence[tuple[Row, list[Row]]]) -> str:
+    """Markdown: what the plan takes of few rows or columns, by their number, then the slowest beside torch."""
+    lines = ["| rows or columns | products | x torch | least | behind the fastest |", "|---" * 5 + "|"]
+    for first, last in FEW_GROUPS:
+        of = [pair for pair in taken if first <= min(pair[0].m, pair[0].n) <= last]
+        ratios = [row.torch_us / row.us for row, _ in of]
+        behind = mean(row.us / min(other.us for other in every) - 1 for row, every in of)
+        cells = [f"{first} to {last}", str(len(of)), f"{geometric_mean(ratios):.3f}", f"{min(ratios):.2f}"]
+        lines.append("| " + " | ".join([*cells, f"{100 * behind:.1f}%"]) + " |")
+    lines += ["", "| slowest: M x N x K | layout | us | x torch | TB/s | what ran |", "|---" * 6 + "|"]
+    for row in sorted((row for row, _ in taken), key=lambda row: row.torch_us / row.us)[:SLOWEST_LISTED]:
+        moved = row.problem.bytes / row.us / 1e6
+        cells = [f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}"]
+        lines.append("| " + " | ".join([*cells, f"{moved:.2f}", _words(row)]) + " |")
+    return "\n".join(lines)
+
+
 def _words(row: Row) -> str:
     config: Any = MatmulConfig.parse(row.config)
     words = [f"{config.schedule.removeprefix('hopper_')}, {config.block_m}x{config.block_n}"]
-    if isinstance(config, AsyncConfig):
+    if isinstance(config, AsyncConfig | ClusterConfig):
         words += [f"K in {config.cluster_k} CTAs"] * (config.cluster_k > 1)
     if isinstance(config, AsyncConfig | SharedConfig):
         words += [f"K in {config.split_k}"] * (config.split_k > 1)
-    if isinstance(config, AsyncConfig):
+    if isinstance(config, AsyncConfig | ClusterConfig):
         words += ["transposed"] * config.swapped
     return ", ".join(words)
 
@@ -292,14 +329,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--batches", action="store_true", help="batches in bf16, and nothing else")
+    parser.add_argument("--decode", action="store_true", help="few rows or columns in bf16, and nothing else")
     parser.add_argument("--unaligned", action="store_true", help="rows that do not begin at 16 bytes, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(arguments.render[0], arguments.dtypes)
         name = "wide" if taken[0][0].dtype in WIDE else "batches" if taken[0][0].batch > 1 else "half"
         name = "unaligned" if all(row.problem in NOT_ALIGNED for row, _ in taken) else name
+        name = "decode" if all(row.problem in DECODE for row, _ in taken) else name
         summary = {f"{name} summary": summarise(taken)}
-        fill_pages(arguments.render[1:], {name: render(taken) if name == "wide" else render_half(taken)} | summary)
+        table = {"wide": render, "decode": render_decode}.get(name, render_half)(taken)
+        fill_pages(arguments.render[1:], {name: table} | summary)
         if arguments.readme:
             fill_page(arguments.readme, summary)
         return
@@ -308,6 +348,8 @@ def main() -> None:
     gpu, rows = active_gpu(), []
     if arguments.batches:
         every = [("bf16", sizes) for sizes in half_batches()]
+    elif arguments.decode:
+        every = [("bf16", sizes) for sizes in decode_products()]
     elif arguments.unaligned:
         every = [("bf16", sizes) for sizes in unaligned_products()]
     else:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..gpu import Gpu, get_gpu
-from ..ops.matmul import model_hopper, plan_cluster, plan_hopper
+from ..ops.matmul import fit_cluster, model_hopper, plan_cluster, plan_hopper
 from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.problem import MatmulProblem
@@ -128,7 +128,7 @@ def _estimate(rows: tuple[Row, ...], gpu: Gpu) -> Estimate:
 
 def _cluster_config(row: Row, problem: MatmulProblem) -> ClusterConfig:
     config = ClusterConfig(
-        block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
+        block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=fit_cluster.ROWS[row.block_m],
         cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
         line=row.line, tiles_n=row.tiles_n, own_tiles=bool(row.own),
     )  # fmt: skip

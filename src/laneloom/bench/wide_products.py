@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from ..ops.matmul.config_hopper import tma_reads
+from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_half import MOST_MULTIPLICATIONS
 from ..ops.matmul.problem import MatmulProblem
-from .matmul_cases import random_side
+from .matmul_cases import LAYER_SIDES, random_side
 
 #: of FP32 and FP64: a few rows, few tiles and a long K, short K, small products, batches, odd sizes, squares
 PRODUCTS = (
@@ -87,6 +88,8 @@ UNALIGNED = (
 UNALIGNED_LEAST, UNALIGNED_MOST = 3e8, 2e11  #: multiplications of a random one
 MOST_ELEMENTS = 1 << 26  #: of a random product
 NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
+DECODE_ROWS = (1, 1, 2, 3, 4, 5, 6, 7, 8, 8, 12, 16, 16, 20, 24, 29, 32, 32)
+DECODE_LEAST, DECODE_MOST = 1 << 19, 1 << 28  #: elements of the operand that is streamed
 WIDE_LEAST, WIDE_MOST = 2e5, 8e9  #: multiplications of a random one of FP32 and FP64
 
 
@@ -195,6 +198,19 @@ def random_unaligned(count: int = 72, seed: int = 17) -> Iterator[tuple[int, int
             yield sizes
 
 
+def decode_products(count: int = 260, seed: int = 991) -> Iterator[tuple[int, int, int, int, str]]:
+    """Few rows or columns of 16 bits, which TMA reads in place: of models' layers and of sides that nobody chose."""
+    generator, seen = random.Random(seed), set()
+    while len(seen) < count:
+        n, k = (round(2 ** generator.uniform(8.5, most)) // 8 * 8 for most in (15, 14.5))
+        n, k = generator.choice(LAYER_SIDES) if generator.random() < 0.6 else (n, k)
+        m, layout = generator.choice(DECODE_ROWS), generator.choice(("nt", "nt", "nt", "nn", "nn", "tt", "tn"))
+        sizes = (1, m, n, k, layout) if generator.random() < 0.8 else (1, n, m, k, layout)
+        if sizes not in seen and DECODE_LEAST <= n * k <= DECODE_MOST and is_few(problem_of("bf16", sizes)):
+            seen.add(sizes)
+            yield sizes
+
+
 def half_products() -> list[tuple[int, int, int, int, str]]:
     """The single ones of 16 bits."""
     return [sizes for sizes in (*HALF_PRODUCTS, *random_products(), *narrow_products()) if sizes[0] == 1]
@@ -211,4 +227,5 @@ RANDOM = frozenset(
     for sizes in (*random_products(), *narrow_products(), *random_batches(), *random_unaligned())
 )
 WIDE_RANDOM = tuple(random_wide())
+DECODE = frozenset(problem_of("bf16", sizes) for sizes in decode_products())
 NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

@@ -21,19 +21,13 @@ from ..ops.matmul.config_rows import EIGHTH
 from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
+from ..ops.matmul.fit_cluster import MOST_FETCHED, MOST_STAGES, ROWS
 from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
 from ..ops.matmul.plan_blocks import scaled_configs
-from ..ops.matmul.plan_cluster import (
-    CLASSES,
-    LEAST_COLUMNS,
-    MOST_FETCHED,
-    MOST_STAGES,
-    ROWS,
-    best_cluster,
-    cluster_parts,
-    uneven_numbers,
-)
+from ..ops.matmul.plan_cluster import CLASSES, LEAST_COLUMNS, best_cluster, cluster_parts, uneven_numbers
 from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
+from ..ops.matmul.plan_few import CLUSTERS as FEW_SHARERS
+from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_wide import by_tma
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -166,6 +160,8 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     planned = found[0]
     least = min(LEAST_COLUMNS, -(-min(problem.m, problem.n) // 16) * 8)
     slices = -(-problem.k // planned.block_k)
+    few = {(shared, 1, parts) for shared, parts in FEW_SHARERS} if is_few(problem) else set()
+    shapes = few.union(SHARERS)
     return {
         "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),
@@ -176,7 +172,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
         # More clusters than fit at once would begin when others end.
         "cluster_m,cluster_n,cluster_k,programs": tuple(
-            (*sharers, int(clusters_at_once(prod(sharers), gpu)) * prod(sharers)) for sharers in sorted(SHARERS)),
+            (*shape, int(clusters_at_once(prod(shape), gpu)) * prod(shape)) for shape in sorted(shapes)),
         "tma_store": _BOTH,
         "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
         "split,hold_back,own_tiles": (

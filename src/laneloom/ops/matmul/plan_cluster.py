@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,20 @@ from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dty
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .dtypes import HALVES
+from .fit_cluster import (
+    FETCHED_US,
+    MOST_STAGES,
+    ROWS,
+    SHORT_SLICES,
+    fitted,
+    leaves_room,
+    panels_and_stages,
+    short_ring,
+)
 from .model_hopper import (
     HIDDEN_HELD,
     HIDDEN_SPLIT,
     LINE_BYTES,
-    SECTOR_BYTES,
     SLICE_BYTES,
     WIDE_TILE,
     Rows,
@@ -35,12 +44,11 @@ from .model_hopper import (
     product_us,
     rows_of,
 )
+from .plan_few import few_configs, is_few
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
-#: rows of a tile -> warpgroups that multiply it
-ROWS = {64: 1, 128: 2, 192: 3, 256: 2}
 #: how many CTAs share B's columns, share A's rows, and have a part of K
 CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
@@ -55,25 +63,13 @@ CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
-ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
 LEAST_SLICES = 8  #: of a part of K
-MOST_STAGES = 14
-PANEL_BYTES = 2048  #: of C that a warp stages at a time: 128 of each of its 16 rows
-BARRIER_BYTES = 16  #: of a stage
-#: slices that the L2 is asked for ahead of time, at least and at most: so many bytes, each once. Of 83 products on one
-#: H100 (2026-11-26) 2.9% faster than none; the best number of each product saves 3.7%
-LEAST_FETCHED, MOST_FETCHED, FETCHED_BYTES = 2, 8, 1_500_000
-#: what it saves of products that leave half of the SMs to the next one, and of how many slices and bytes at most
-FETCHED_US, MOST_SMALL_BYTES = 0.3, 2 << 20
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
 COPIES_US, COPIED_MB_US = 1.5, 0.6  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
-#: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
-#: 2% faster. Smaller slices take more: 8 x 4096 x 512 by 64x8 tiles 3.4 us with 7, 3.0 with 14
-SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
 
 
 def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> bool:
@@ -148,14 +144,14 @@ class _Multiplied:
         )  # fmt: skip
 
     def stages(self, gpu: Gpu, tiles: Tiles, pieces: int) -> np.ndarray:
-        """Of the ring, as `_fit` has them."""
+        """Of the ring, as `fitted` has them."""
         m, n, parts = tiles.m, tiles.n, tiles.parts
         finished, warps = n // parts, 4 * np.choose(m // 64, (0, *ROWS.values()))
         lines = m + (ceil_div(n, 64) * 64 if self.in_panels else n)
         short = ceil_div(self.problem.k * self.size + self.before, SLICE_BYTES) <= SHORT_SLICES
-        most = _short_ring(m + n, tiles.share_b * tiles.share_a) if short else MOST_STAGES
+        most = short_ring(m + n, tiles.share_b * tiles.share_a) if short else MOST_STAGES
         room = gpu.lds_bytes - (parts - 1) * m * finished * 4 - warps * 8
-        return _panels_and_stages(room, pieces * lines * SLICE_BYTES, warps, ceil_div(finished, self.panel), most)[1]
+        return panels_and_stages(room, pieces * lines * SLICE_BYTES, warps, ceil_div(finished, self.panel), most)[1]
 
     def uneven(self, gpu: Gpu, tiles: Tiles) -> np.ndarray:
         """The numbers of tiles along N that fill the last round, if tiles of that width or a little less cover N so;
@@ -254,7 +250,9 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
     broken = rows_of(problem.a, size, any_tile.copy_a) is Rows.BROKEN
-    for swapped, line in product((False, True), (0, *CLASSES) if broken else (0,)):
+    # Results of 4 bytes of operands of 16 bits are turned for few rows only: plan_few.py.
+    turns = DTYPE_BYTES[problem.dtype_out] == 2 or problem.dtype_a not in HALVES
+    for swapped, line in product((False, True) if turns else (False,), (0, *CLASSES) if broken else (0,)):
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)
@@ -267,6 +265,9 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first.
 
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
+    if is_few(problem):
+        yield from few_configs(problem, gpu)
+        return
     found, alike, times, shared = [], [], [], compared_as(gpu)
     for config, tiles in every_tile(problem, gpu):
         columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1], tiles.hiding == OWN)
@@ -276,71 +277,12 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     ranked = zip(sorted(found), sorted(times), strict=True)
     for (_, m, n, share_b, share_a, parts, tiles_n, own, number), time_us in ranked:
         short = ceil_div(problem.k, alike[number].block_k) <= SHORT_SLICES
-        config = _fit(alike[number].with_knobs(
+        config = fitted(alike[number].with_knobs(
             block_m=m, block_n=n, consumers=ROWS[m], cluster_m=share_b, cluster_n=share_a, cluster_k=parts,
-            tiles_n=tiles_n, own_tiles=own, stages=int(_short_ring(m + n, share_b * share_a)) if short else MOST_STAGES,
+            tiles_n=tiles_n, own_tiles=own, stages=int(short_ring(m + n, share_b * share_a)) if short else MOST_STAGES,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
-            yield config, time_us - (FETCHED_US if _leaves_room(config, problem) else 0.0)
-
-
-def _short_ring(lines: Any, sharers: Any) -> Any:
-    """Stages for a short K, of so many lines each, of CTAs that share loads."""
-    least = np.where(sharers < 4, SHORT_STAGES, SHORT_STAGES_OF_FOUR)
-    return np.minimum(np.maximum(least, SHORT_BYTES // (lines * SLICE_BYTES)), MOST_STAGES)
-
-
-def _panels_and_stages(room: Any, stage_bytes: Any, warps: Any, of_tile: Any, most: Any) -> tuple[Any, Any]:
-    """The panels of C that each warp stages at a time, of a tile's, as many as cost no stage that matters, and the
-    stages that `room` bytes hold beside them."""
-
-    def beside(panels: Any) -> Any:
-        return np.minimum((room - warps * panels * PANEL_BYTES) // (stage_bytes + BARRIER_BYTES), most)
-
-    best: Any = 1
-    for panels in (2, 4):
-        more = (best * 2 == panels) & (panels <= of_tile)
-        best = np.where(more & (beside(panels) >= np.minimum(beside(best), ENOUGH_STAGES)), panels, best)
-    return best, beside(best)
-
-
-def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
-    """The config with the way that C is stored, the stages that fit, and panels that cost none that matters."""
-    panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
-    columns = config.block_n // config.cluster_k
-    # Every program walks over an equal share of the tiles: a cluster that does not fit would begin when others end.
-    config = config.with_knobs(programs=int(clusters_at_once(config.peers, gpu)) * config.peers)
-    rounds = config.tiles(config.as_launched(problem)) * config.peers / config.programs
-    broken = problem.out.strides[2] * DTYPE_BYTES[problem.dtype_out] % SECTOR_BYTES
-    # The copy engine is slow to write rows that break sectors: 3% at 1000 cubed, where nothing hides it.
-    masked = broken and rounds <= 1 and not config.swapped
-    config = config.with_knobs(tma_store=config.stores_by_tma(problem) and not masked)
-
-    multiplied = config.as_multiplied(config.as_launched(problem))
-    empty = config.with_knobs(panels=0, stages=0)
-    panels, stages = _panels_and_stages(
-        gpu.lds_bytes - empty.shared_bytes(problem), config.stage_bytes(multiplied), 4 * config.consumers,
-        ceil_div(columns, panel), config.stages,
-    )  # fmt: skip
-    best = config.with_knobs(panels=int(panels), stages=max(int(stages), 2))
-    return best.overlapped(problem).with_knobs(fetched=_fetched(best, problem))
-
-
-def _leaves_room(config: ClusterConfig, problem: MatmulProblem) -> bool:
-    """Whether half of the SMs wait with the next product's CTAs, which have asked for all that they read."""
-    idle = 2 * config.tiles(problem) * config.peers <= config.programs and not config.line
-    slices = ceil_div(problem.k, config.block_k)
-    return bool(config.fetched) and idle and slices <= MOST_FETCHED and problem.bytes <= MOST_SMALL_BYTES
-
-
-def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
-    """Slices to ask the L2 for before the kernel ahead has ended: what memory can bring in that time. What is copied
-    first is in the L2."""
-    if config.copy_a or config.copy_b or config.grouped:
-        return 0
-    slice_bytes = SLICE_BYTES * (problem.m + problem.n) * problem.batches * config.cluster_k
-    fetched = min(max(FETCHED_BYTES // slice_bytes, LEAST_FETCHED), MOST_FETCHED)
-    return min(fetched, ceil_div(problem.k, config.block_k * config.cluster_k))
+            yield config, time_us - (FETCHED_US if leaves_room(config, problem) else 0.0)
 
 
 def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ from .dtypes import HALVES
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
-from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
+from .plan_cluster import best_cluster, cluster_configs, cluster_parts, likely_configs, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
+from .plan_few import LEAST_LONG, is_few
 from .plan_half import half_best
 from .plan_rows import one_row
 from .plan_wide import ROW_REASON, wide_configs
@@ -53,17 +55,18 @@ REPACK_US = 1.218  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.375e6  #: read and written
 PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
-#: elements of an operand of 8-bit floats, from which on it streams past few rows by `_long_side`: below it takes 1.0 to
+#: elements of an operand of 8-bit floats, from which on it streams past few rows by `long_side`: below it takes 1.0 to
 #: 1.35 of the time of hopper_cluster's turned tiles, above 0.98 (10 sizes, 1 to 32 rows, one H100, 2026-11-27)
 STREAMED_EIGHTHS = 1 << 26
-STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
-SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has, and half as many as SMs are streamed
+SPLIT_K = 4096  #: from here on a few tiles of 16 bits want more parts of K than a cluster has
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K may be worth a launch of its own for an epilogue
 TERMS_US, MOST_FUSED_ROW = 3.0, 200e6  #: that launch; bytes of a product of one row of 16 bits
 #: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
 SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
+ROWS_REASON = "few rows or columns: the other operand streams through registers, past mma"
+ROW_ALONG_K = "one row or column: the other operand is read once, along K, and multiplied by FMA"
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 #: elements of a load, and of an operand, from which on it streams through registers past few rows
@@ -71,6 +74,7 @@ STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
 #: beside loads of 8 bytes: 64 by 4100 x 4096 by hopper_rows 33 us, by hopper_async 17; 44 by 13960 x 1444 26 and 37
 #: (one H200, 2026-11-28)
 CROWDED_ROWS = 48
+LEAST_OF_ROUND = 0.4  #: of the CTAs of one row that the SMs hold
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 
 
@@ -166,29 +170,18 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
     return config
 
 
-def _streams(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
-    half of them and K is long, where hopper_cluster's parts of K are too few. Measured at 76 products, tiles_few.csv,
-    and at 48, tiles_models.csv. On an H100 what the plan would choose of hopper_cluster is behind only where tiles are
-    few or about half (180 products, its tiles_few.csv and tiles_decode.csv)."""
+def _streams(problem: MatmulProblem) -> bool:
+    """Whether a short side is best streamed by `long_side`; what `plan_few` takes of 16 bits does not come here."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
-    if not tma_writes(problem):
-        return True
-    if problem.dtype_a not in HALVES:
-        return problem.dtype_a not in ("fp8", "bf8") or long * problem.k >= STREAMED_EIGHTHS
-    if problem.k <= STREAMED_K:
-        return False
-    filled = ceil_div(long, 64) / gpu.compute_units
-    few = filled <= 0.25 and problem.k >= SPLIT_K
-    as_h200 = constants_of(gpu) is H200
-    half = 0.45 <= filled <= (0.8 if as_h200 else 0.65) and problem.k >= SPLIT_K
-    along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
-    return few or half or (as_h200 and (0.95 <= filled <= 1 or (along_k and filled >= 3)))
+    if problem.dtype_a in HALVES:
+        return long < LEAST_LONG and problem.k >= SPLIT_K
+    eighths = problem.dtype_a in ("fp8", "bf8")
+    return not eighths or not tma_writes(problem) or long * problem.k >= STREAMED_EIGHTHS
 
 
-def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
+def long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     """A short side of at most STREAMED_ROWS: the long one takes wgmma's 64 rows, and its operand streams."""
     swapped = problem.m <= problem.n
     short, long = sorted((problem.m, problem.n))
@@ -209,10 +202,7 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     elif filled > 0.85:
         stages, split_k = 6, 1
     else:
-        # Three parts where an SM has two of them at most: 0.5 to 17% faster at 10 products of 2 to 16 rows of 16 bits
-        # (one H200); with 24 and 32 rows it is 3 to 10% slower.
-        as_measured = problem.dtype_a in HALVES and short <= 16 and constants_of(gpu) is H200
-        stages, split_k = 4, min(3 if as_measured and 3 * tiles <= 2 * gpu.compute_units else 2, slices)
+        stages, split_k = 4, min(2, slices)
     return _fit(
         HopperConfig(
             block_m=64, block_n=max(16, 1 << (short - 1).bit_length()), block_k=block_k, stages=stages, consumers=1,
@@ -279,7 +269,7 @@ def _on_tensor_cores(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulC
 
 def _told_us(problem: MatmulProblem, config: MatmulConfig, time_us: float, gpu: Gpu) -> float:
     """An estimate as it is told: not by the memory that schedules are compared by, where this product has its own."""
-    if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu:
+    if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu or is_few(problem):
         return time_us
     return float(cluster_us_of(problem, config, tiles_of([config]), gpu)[0])
 
@@ -308,18 +298,38 @@ def _batch(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[M
 def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) -> Iterator[tuple[MatmulConfig, str]]:
     """What streams one operand past a few rows or columns of the other; not what `lying` does better, as 20 products on
     one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time unless there are many, copies of the long side."""
-    long_side = max(problem.m, problem.n)
-    vector = problem.vector_b if problem.n == long_side else problem.vector_a
-    narrow = lying and vector < STREAMED_VECTOR and long_side * problem.k < NARROW_ELEMENTS
+    longest = max(problem.m, problem.n)
+    vector = problem.vector_b if problem.n == longest else problem.vector_a
+    narrow = lying and vector < STREAMED_VECTOR and longest * problem.k < NARROW_ELEMENTS
     crowded = lying and vector == STREAMED_VECTOR and min(problem.m, problem.n) > CROWDED_ROWS
     if not narrow and not crowded and (rows := stream_rows(problem, gpu)) is not None:
-        yield rows, "few rows or columns: the other operand streams through registers, past mma"
+        yield rows, ROWS_REASON
     if problem.dtype_a in ("bf16", "fp16") and (skinny := one_row(problem, gpu)) is not None:
-        yield skinny, "one row or column: the other operand is read once, along K, and multiplied by FMA"
+        yield skinny, ROW_ALONG_K
     if (row := stream_row(problem, gpu)) is not None:
         yield row, ROW_REASON
-    if in_place and _streams(problem, gpu):
-        yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
+    if in_place and _streams(problem):
+        yield long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
+
+
+def _is_even(problem: MatmulProblem, row: RowConfig, gpu: Gpu) -> bool:
+    """Whether rows of B are whole lines and no few CTAs are left for a last round of two an SM: else hopper_cluster is
+    14 to 24% faster (18 products on one H200, 2026-11-29)."""
+    at_once = 2 * gpu.compute_units
+    rounds, left = divmod(row.ctas(problem), at_once)
+    return problem.n % 64 == 0 and (rounds == 0 or left == 0 or left >= LEAST_OF_ROUND * at_once)
+
+
+def _few(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """What few rows or columns of 16 bits run as where TMA reads both operands."""
+    if (row := stream_row(problem, gpu)) is not None and (problem.n == 1 or _is_even(problem, row, gpu)):
+        yield row, ROW_REASON
+    if (rows := stream_rows(problem, gpu)) is not None:
+        yield rows, ROWS_REASON
+    if (skinny := one_row(problem, gpu)) is not None:
+        yield skinny, ROW_ALONG_K
+    for config, time_us in islice(cluster_configs(problem, gpu), 6):
+        yield config, f"few rows or columns: all SMs read the other operand, once; shortest estimate, {time_us:.1f} us"
 
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
@@ -334,6 +344,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         yield from _wide_types(problem, gpu)
         yield from _on_tensor_cores(problem, gpu)
         return
+    if is_few(problem):
+        yield from _few(problem, gpu)
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
