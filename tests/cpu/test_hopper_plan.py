@@ -55,7 +55,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         ((16, 4096, 4096), "nn", "hopper_cluster", {"swapped": True, "block_m": 64, "block_n": 16, "cluster_k": 2}),
         ((4096, 16, 4096), "nn", "hopper_cluster", {"swapped": False, "block_m": 64, "block_n": 16, "cluster_k": 2}),
         ((1, 6144, 4096), "nt", "hopper_skinny", {"use_dot": False}),
-        ((1, 4096, 4096), "nt", "hopper_skinny", {"num_warps": 8}),
+        ((1, 4096, 4096), "nt", "hopper_rows", {"num_warps": 16, "cluster_k": 2}),
         # Few rows and a short K, or more tiles of 64 columns than SMs.
         ((8, 9472, 200), "nn", "hopper_cluster", {"block_n": 8, "cluster_k": 1}),
         ((32, 16384, 512), "nt", "hopper_cluster", {"swapped": True}),
