@@ -6,7 +6,7 @@ all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.p
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
 measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`, and
-`--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` was fitted to.
+`--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` is held against.
 `--render results/h200/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
 fp64` writes what the plan takes into the pages; `--dtypes bf16` does so for 16 bits, and for the other files.
 """

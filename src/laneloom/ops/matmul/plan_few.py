@@ -2,7 +2,8 @@
 
 The short side is the width of one tile, so that the other operand is read once: what counts is how many SMs read it,
 and how evenly. Pairs of SMs have equal shares of the memory. Up to about 60 CTAs each have a pair for themselves; of
-more, those that share one are the last. Fitted to results/h200/tiles_decode.csv, 2026-11-29; docs/hopper-gemm-tried.md.
+more, those that share one are the last. Fitted to 397 products on one H200, 2026-11-29, and held against the others of
+results/h200/tiles_decode.csv; docs/hopper-gemm-tried.md.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .problem import DTYPE_BYTES, MatmulProblem
 MOST_FEW = 32  #: of the short side
 LEAST_LONG, LEAST_ELEMENTS = 256, 1 << 19  #: of the other, and of its operand: smaller ones were not measured
 TILE_ROWS = (64, 128, 192)  #: of the long side
-#: CTAs that share the short side's slices, and CTAs with a part of K each. Of 397 products the fastest of these is 0.6%
+#: CTAs that share the short side's slices, and CTAs with a part of K each. Of 397 products the fastest of these is 0.5%
 #: behind the fastest of 21 such pairs and other schedules
 CLUSTERS = (
     (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 8), (2, 1), (2, 2), (2, 3), (2, 4), (4, 1), (4, 2),
