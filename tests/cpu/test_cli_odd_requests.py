@@ -73,7 +73,9 @@ def test_a_home_that_holds_no_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         done = _run(["gpus"], stdout=full)
     assert (done.returncode, done.stderr) == (1, "laneloom: No space left on device\n")

@@ -213,6 +213,10 @@ def test_addresses_of_dead_tensors_are_caught(gpu):
         indirect_kernel[(1,)](table, torch.zeros(32), N=32)
 
 
+#: elements that lie behind the first 4 GB of addresses: of a smaller number Triton makes an argument of 32 bits
+LARGE = 1 << 23
+
+
 @triton.jit
 def address_kernel(address, out_ptr, N: tl.constexpr):
     source = address.to(tl.pointer_type(tl.float32))
@@ -220,7 +224,7 @@ def address_kernel(address, out_ptr, N: tl.constexpr):
 
 
 def test_an_address_may_be_a_scalar(gpu):
-    x, out = torch.randn(32), torch.zeros(32)
+    x, out = torch.randn(LARGE)[:32], torch.zeros(32)
     address_kernel[(1,)](x.data_ptr(), out, N=32)
     assert torch.equal(out, x)
 
@@ -239,7 +243,7 @@ def test_large_integers_are_not_looked_up_among_the_tensors(gpu, monkeypatch):
 
 
 def test_code_of_another_gpu_is_refused(gpu):
-    x, out = torch.randn(32), torch.zeros(32)
+    x, out = torch.randn(LARGE)[:32], torch.zeros(32)
     with laneloom.emulated("gfx1100"):
         compiled = address_kernel.warmup(x.data_ptr(), out, N=32, grid=(1,))
         compiled[(1, 1, 1)](x.data_ptr(), out, 32)

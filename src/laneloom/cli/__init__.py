@@ -62,6 +62,10 @@ def _say_os_error(error: OSError) -> int:
     """One sentence on stderr; the exit status."""
     where = f"{error.filename}: " if error.filename else ""
     typer.echo(f"laneloom: {where}{error.strerror or error}{_other_folder(error.filename)}", err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # what has no room there would fail once more at the interpreter's end, with a status of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 1
 
 
