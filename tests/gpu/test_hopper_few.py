@@ -12,7 +12,7 @@ from judged_products import DTYPES, GPU, LAYOUTS, assert_right, operand, run_twi
 
 import laneloom  # noqa: E402
 from laneloom.ops.matmul.config import plan  # noqa: E402
-from laneloom.ops.matmul.plan_few import few_configs, is_few  # noqa: E402
+from laneloom.ops.matmul.plan_few import CLUSTERS, TILE_ROWS, few_configs, is_few  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 SIZES = [(8, 4096, 512), (16, 1000, 1032), (24, 2056, 264), (32, 776, 3000), (5, 1352, 4104), (1, 3080, 520)]
@@ -34,7 +34,7 @@ def products(dtype, dtype_out):
 
 
 @pytest.mark.parametrize("dtype_out", ["bf16", "fp32"])
-@pytest.mark.parametrize("number", range(39))
+@pytest.mark.parametrize("number", range(len(CLUSTERS) * len(TILE_ROWS)))
 def test_every_tile_and_cluster(number, dtype_out):
     """Every config by a fifth of the products."""
     for problem in list(products("bf16", dtype_out))[number % 5 :: 5]:

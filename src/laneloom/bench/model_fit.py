@@ -132,7 +132,7 @@ def _cluster_config(row: Row, problem: MatmulProblem) -> ClusterConfig:
         cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
         line=row.line, tiles_n=row.tiles_n, own_tiles=bool(row.own),
     )  # fmt: skip
-    return config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
+    return fit_cluster.overlapped(config.with_knobs(tma_store=config.stores_by_tma(problem)), problem)
 
 
 def estimates_us(rows: Sequence[Row], gpu: Gpu = GPU) -> np.ndarray:

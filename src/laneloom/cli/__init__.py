@@ -58,6 +58,11 @@ def _other_folder(name: Any) -> str:
     return ""
 
 
+def _discard(descriptor: int) -> None:
+    """Send what is still written there to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
 def _say_os_error(error: OSError) -> int:
     """One sentence on stderr; the exit status."""
     where = f"{error.filename}: " if error.filename else ""
@@ -65,7 +70,7 @@ def _say_os_error(error: OSError) -> int:
     try:
         sys.stdout.flush()
     except OSError:  # what has no room there would fail once more at the interpreter's end, with a status of its own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard(1)
     return 1
 
 
@@ -127,7 +132,7 @@ app.add_typer(ladder.app, name="ladder")
 def _silence_stderr() -> None:
     """Send what the interpreter's own end prints to nowhere: nothing of laneloom's runs after this."""
     sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    _discard(2)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Self
 
 from ...gpu import Gpu
 from .config_hopper import TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
@@ -190,21 +189,9 @@ class ClusterConfig(PartsConfig):
         kept = (2 * self.strips + 1) * self.block_n // 4
         room = MOST_KEPT if self.tma_store and not (problem.epilogue or self.grouped) else MOST_KEPT_OF_TERMS
         if self.hold_back and (kept > room or self.consumers == 3 or DTYPE_BYTES[problem.dtype_out] != 2):
-            return f"hopper_cluster: holds back {room} words of 16-bit results a thread and its sums, got {kept}"
+            what = f"{room} a thread with its sums, got {kept} of {problem.dtype_out} and {self.consumers} consumers"
+            return f"hopper_cluster: holds back words of 16-bit results, {what}"
         return None if self.hold_back >= 0 else f"hopper_cluster: holds back 0 slices or more, got {self.hold_back}"
-
-    def overlapped(self, problem: MatmulProblem) -> Self:
-        """The same config, writing C while the tensor cores multiply as far as that is faster.
-
-        Measured: 2% on the mean of 28 products for two strips, 0.5 to 2% for one; nothing for a single consumer. An
-        addend takes the registers that it needs."""
-        if self.consumers != 2 or self.own_tiles or (problem.epilogue and problem.epilogue.addend):
-            return self
-        best = self.with_knobs(split=True, hold_back=1) if self.strips == 2 else self.with_knobs(hold_back=2)
-        for config in (best, best.with_knobs(hold_back=0)):
-            if config.why_not_overlapped(problem) is None:
-                return config
-        return self
 
     def most_sums(self, problem: MatmulProblem) -> int:
         """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
@@ -258,8 +245,8 @@ class ClusterConfig(PartsConfig):
         """Shared memory of one CTA."""
         ring = self.stages * (self.stage_bytes(self.as_multiplied(problem)) + self.scale_bytes(problem))
         warps, received = 4 * self.consumers, (self.cluster_k - 1) * self.block_m * self.finished * 4
-        barriers = 16 * self.stages + 8 * warps * (self.cluster_k > 1 or self.own_tiles)
-        return ring + warps * self.panels * 2048 + received + barriers
+        each = self.panels * 2048 + 8 * (self.cluster_k > 1 or self.own_tiles)  # warp's staging and barrier
+        return ring + warps * each + received + 16 * self.stages
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -381,8 +368,9 @@ class ClusterConfig(PartsConfig):
         accumulators += beside_scaled(self, problem, multiplied) if self.scaled else 0
         if accumulators > (room := self.most_sums(problem)):
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
+        shape = f"{self.cluster_m} by {self.cluster_n} by {self.cluster_k}"
         if not {self.cluster_m, self.cluster_n} <= {1, 2, 4, 8} or self.cluster_k < 1 or self.peers > 8:
-            return f"hopper_cluster: clusters of up to 8 CTAs, 1, 2, 4 or 8 of which share a load, got {self.text}"
+            return f"hopper_cluster: clusters of up to 8 CTAs, 1, 2, 4 or 8 of which share a load, got {shape}"
         if why := self._why_parts(multiplied) or self.why_not_overlapped(problem) or self.why_not_uneven(multiplied):
             return why
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))

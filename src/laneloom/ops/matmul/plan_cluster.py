@@ -25,6 +25,7 @@ from .fit_cluster import (
     SHORT_SLICES,
     fitted,
     leaves_room,
+    overlapped,
     panels_and_stages,
     short_ring,
 )
@@ -44,7 +45,7 @@ from .model_hopper import (
     product_us,
     rows_of,
 )
-from .plan_few import few_configs, is_few
+from .plan_few import few_configs, few_us, is_few
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS
@@ -184,7 +185,7 @@ class _Multiplied:
             columns = np.arange(least, most + 1, step)
             if self.classes > 1:  # 1 to 8% slower, measured: multiplying is the limit there
                 columns = columns[rows * columns != WIDE_TILE]
-            hiding = [_hiding(by_rows.with_knobs(block_n=x).overlapped(self.problem)) for x in columns.tolist()]
+            hiding = [_hiding(overlapped(by_rows.with_knobs(block_n=x), self.problem)) for x in columns.tolist()]
             width, cluster = (x.ravel() for x in np.indices((len(columns), clusters.shape[1])))
             parts = clusters[2, cluster]
             in_parts = (columns[width] % (8 * parts) == 0) & (slices >= LEAST_SLICES * parts)
@@ -266,7 +267,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
 
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
     if is_few(problem):
-        yield from few_configs(problem, gpu)
+        yield from ((config, few_us(problem, config, compared_as(gpu))) for config, _ in few_configs(problem, gpu))
         return
     found, alike, times, shared = [], [], [], compared_as(gpu)
     for config, tiles in every_tile(problem, gpu):

@@ -34,9 +34,9 @@ from .dtypes import HALVES
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
-from .plan_cluster import best_cluster, cluster_configs, cluster_parts, likely_configs, tiles_of
+from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
-from .plan_few import LEAST_LONG, is_few
+from .plan_few import LEAST_LONG, few_configs, few_us, is_few
 from .plan_half import half_best
 from .plan_rows import one_row
 from .plan_wide import ROW_REASON, wide_configs
@@ -269,8 +269,10 @@ def _on_tensor_cores(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulC
 
 def _told_us(problem: MatmulProblem, config: MatmulConfig, time_us: float, gpu: Gpu) -> float:
     """An estimate as it is told: not by the memory that schedules are compared by, where this product has its own."""
-    if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu or is_few(problem):
+    if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu:
         return time_us
+    if is_few(problem):
+        return few_us(problem, config, gpu)
     return float(cluster_us_of(problem, config, tiles_of([config]), gpu)[0])
 
 
@@ -328,7 +330,7 @@ def _few(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]
         yield rows, ROWS_REASON
     if (skinny := one_row(problem, gpu)) is not None:
         yield skinny, ROW_ALONG_K
-    for config, time_us in islice(cluster_configs(problem, gpu), 6):
+    for config, time_us in islice(few_configs(problem, gpu), 6):
         yield config, f"few rows or columns: all SMs read the other operand, once; shortest estimate, {time_us:.1f} us"
 
 
