@@ -1,4 +1,4 @@
-"""Few rows or columns of 16 bits on Hopper, against what was measured: results/h200/tiles_decode.csv."""
+"""Few rows or columns on Hopper, against what was measured: results/h200/tiles_decode.csv and tiles_short.csv."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_every_cluster_and_tile_is_taken_by_some():
         (problem(16, 4096, 4096, dtype_out="fp32"), True), (problem(5, 1000, 4104, layout="nt"), True),
         (problem(16, 4096, 4096, epilogue=Epilogue(scaled=True, bias=("n", 1))), True),
         (problem(33, 4096, 4096), False), (problem(16, 248, 65536), False), (problem(16, 512, 512), False),
-        (problem(16, 4096, 4096, dtype="fp8"), False), (problem(16, 4096, 4096, batch=2), False),
+        (problem(16, 4096, 4096, dtype="fp8", dtype_out="bf16"), False), (problem(16, 4096, 4096, batch=2), False),
+        (problem(16, 4096, 4096, dtype="fp8", dtype_b="bf8", dtype_out="fp16", layout="nt"), True),
+        (problem(16, 4096, 4096, dtype="int8", dtype_out="int32", layout="nt"), False),
         (problem(16, 4097, 4096), False), (problem(5, 4096, 4096, layout="tn"), False),
     ],
 )  # fmt: skip

@@ -80,9 +80,10 @@ def _operand(rows: int, columns: int, letter: str, dtype: str, seed: int) -> tor
     return x if letter == "n" else x.mT
 
 
-def _torch_call(case: Case) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]:
-    """What a user would call instead, and its name."""
-    dtype, fast = case.problem.dtype_a, case.precision is None
+def torch_call(
+    dtype: str, fast: bool = True
+) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]:
+    """What a user would call instead for A, B and C, and its name; fast: of 8-bit floats, with its faster sums."""
     if dtype == "fp8":
         one = torch.ones((), device="cuda")
         return "torch._scaled_mm", lambda a, b, out: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
@@ -132,7 +133,7 @@ def make_inputs(case: Case) -> Inputs:
     ]  # fmt: skip
     out_type = DTYPES[problem.dtype_out]
     outs = [torch.empty((problem.m, problem.n), dtype=out_type, device="cuda") for _ in range(sets)]
-    name, call = _torch_call(case)
+    name, call = torch_call(case.problem.dtype_a, case.precision is None)
     out_dtype = out_type if out_type != DTYPES[dtype] else None
     return Inputs(operands, outs, {
         name: lambda i: call(*operands[i], outs[i]),

@@ -6,7 +6,8 @@ all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.p
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
 measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`, and
-`--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` is held against.
+`--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` is held against, as
+`plan_short.py` against `--short --out results/h200/tiles_short.csv`, up to 128 of 16 and 8 bits.
 `--render results/h200/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
 fp64` writes what the plan takes into the pages; `--dtypes bf16` does so for 16 bits, and for the other files.
 """
@@ -36,13 +37,15 @@ from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.dtypes import HALVES
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs, cluster_parts
-from ..ops.matmul.plan_few import few_configs
+from ..ops.matmul.plan_few import few_configs, is_few
 from ..ops.matmul.plan_half import half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates, long_side, tiled
 from ..ops.matmul.plan_rows import batched_rows, one_row
+from ..ops.matmul.plan_short import short_configs
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .matmul import torch_call
 from .matmul_tiles import read_rows, write
 from .report import fill_page, fill_pages
 from .timing import count_sets, interleave
@@ -51,20 +54,23 @@ from .wide_products import (
     NOT_ALIGNED,
     PRODUCTS,
     RANDOM,
+    SHORT,
     WIDE_RANDOM,
     decode_products,
     half_batches,
     half_products,
     problem_of,
+    short_products,
     unaligned_products,
 )
 
 WIDE = ("fp32", "fp64")
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 #: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
 LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
-FEW_GROUPS, SLOWEST_LISTED = ((1, 1), (2, 8), (9, 16), (17, 32)), 8  #: rows in the page's table, and its slowest
+#: rows in the page's table, and its slowest
+FEW_GROUPS, SLOWEST_LISTED = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128)), 8
 MOST_ASYNC, MOST_FED = 12, 16  #: configs that FP32 and FP64 are measured with, the likely ones by the model,
 ASYNC_OF_TILE, FED_OF_TILE = 3, 2  #: and of each tile
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
@@ -140,20 +146,25 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 
 
 def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
-    """The plan's, likely ones of `hopper_cluster`, one or two of every schedule that streams an operand."""
+    """The plan's, likely ones of `hopper_cluster`, one or two of every other schedule, and of K in parts."""
     yield plan(problem, gpu)
-    ranked = list(few_configs(problem, gpu))
+    few = is_few(problem)
+    ranked = list((few_configs if few else short_configs)(problem, gpu))
     yield from (config for config, time_us in ranked if time_us <= LIKELY_OF_FEW * ranked[0][1])
-    found = (stream_row(problem, gpu), stream_rows(problem, gpu), one_row(problem, gpu), long_side(problem, gpu))
-    yield from (config for config in found if config is not None)
-    yield from islice(_likely(problem, gpu), OTHERS)
+    found = (stream_row(problem, gpu), stream_rows(problem, gpu), one_row(problem, gpu)) if problem in DECODE else ()
+    yield from (config for config in (*found, long_side(problem, gpu) if few else None) if config is not None)
+    if problem not in DECODE:
+        yield from (config for config, _ in islice(cluster_parts(problem, gpu), OTHERS))
+        yield from (config for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[:OTHERS])
+    if problem.dtype_a in HALVES:
+        yield from islice(_likely(problem, gpu), OTHERS)
 
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     batched = problem.dtype_a in HALVES and problem.batches > 1
-    if batched or problem in NOT_ALIGNED or problem in DECODE:
-        of = _of_batch if batched else _of_few if problem in DECODE else _unaligned
+    if batched or problem in NOT_ALIGNED or problem in DECODE or problem in SHORT:
+        of = _of_batch if batched else _unaligned if problem in NOT_ALIGNED else _of_few
         found = dict.fromkeys(of(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
         return
@@ -180,10 +191,15 @@ def _various(configs: Iterable[tuple[Any, float]], most: int) -> Iterator[Any]:
 
 def _operands(dtype: str, sizes: tuple[int, int, int, int, str]) -> tuple[torch.Tensor, torch.Tensor]:
     batch, m, n, k, layout = sizes
-    a, b = (torch.randn((batch, *shape), dtype=DTYPES[dtype], device="cuda")
+    wide = torch.float32 if dtype == "fp8" else DTYPES[dtype]
+    a, b = (torch.randn((batch, *shape), dtype=wide, device="cuda").to(DTYPES[dtype])
             for shape in ((m, k) if layout[0] == "n" else (k, m), (k, n) if layout[1] == "n" else (n, k)))  # fmt: skip
     a, b = a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT
     return (a, b) if batch > 1 else (a[0], b[0])
+
+
+def _shape(problem: MatmulProblem) -> tuple[int, ...]:
+    return (*((problem.batches,) * (problem.batches > 1)), problem.m, problem.n)
 
 
 def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, rounds: int) -> list[Row]:
@@ -191,13 +207,15 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
     problem = problem_of(dtype, sizes)
     sets = min(count_sets(problem.bytes), 24)
     operands = [_operands(dtype, sizes) for _ in range(sets)]
-    outs = [torch.matmul(a, b) for a, b in operands]
+    product = torch_call(dtype)[1]
+    outs = [torch.empty(_shape(problem), dtype=DTYPES[problem.dtype_out], device="cuda") for _ in operands]
+    product(*operands[0], outs[0])
     truth = operands[0][0].double() @ operands[0][1].double()
     errors = {"torch": ((outs[0].double() - truth).norm() / truth.norm()).item()}
     # A chain of K roundings, which torch's own sums may be better than by far: enough to tell what is wrong.
-    eps = torch.finfo(DTYPES[dtype]).eps
-    budget = 2 * errors["torch"] + eps / 2 if dtype in HALVES else 4 * eps * max(8, problem.k**0.5)
-    calls: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(*operands[i], out=outs[i])}
+    eps = torch.finfo(DTYPES[problem.dtype_out]).eps
+    budget = 2 * errors["torch"] + eps / 2 if problem.dtype_out in HALVES else 4 * eps * max(8, problem.k**0.5)
+    calls: dict[str, Callable[[int], object]] = {"torch": lambda i: product(*operands[i], outs[i])}
     for config in iterate_configs(problem, gpu):
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))
@@ -208,7 +226,7 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
         calls[config.text] = lambda i, call=call: call(*operands[i], outs[i])
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     torch_us = round(timings.pop("torch").median_us, 2)
-    slowest = SLOWEST_OF_FEW if problem in DECODE else SLOWEST
+    slowest = SLOWEST_OF_FEW if problem in DECODE or problem in SHORT else SLOWEST
     near, taken = slowest * min(timing.median_us for timing in timings.values()), plan(problem, gpu).text
     torch_error = float(f"{errors['torch']:.2e}")
     return [
@@ -241,9 +259,9 @@ def summarise(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     words = []
     for dtype in (dtype for dtype in DTYPES if any(row.dtype == dtype for row, _ in taken)):
         ratios = sorted(row.torch_us / row.us for row, _ in taken if row.dtype == dtype)
-        below = sum(ratio < SLOW for ratio in ratios)
+        below, name = sum(ratio < SLOW for ratio in ratios), "torch._scaled_mm" if dtype == "fp8" else "torch.matmul"
         words.append(
-            f"{dtype.upper()}: {len(ratios)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, from "
+            f"{dtype.upper()}: {len(ratios)} products, {geometric_mean(ratios):.3f} x {name} on average, from "
             f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {below} under {SLOW}")  # fmt: skip
     return "; ".join(words) + "."
 
@@ -287,17 +305,20 @@ def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
 
 def render_decode(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     """Markdown: what the plan takes of few rows or columns, by their number, then the slowest beside torch."""
-    lines = ["| rows or columns | products | x torch | least | behind the fastest |", "|---" * 5 + "|"]
-    for first, last in FEW_GROUPS:
-        of = [pair for pair in taken if first <= min(pair[0].m, pair[0].n) <= last]
+    lines = ["| | rows or columns | products | x torch | least | behind the fastest |", "|---" * 6 + "|"]
+    for dtype, (first, last) in product(DTYPES, FEW_GROUPS):
+        of = [x for x in taken if x[0].dtype == dtype and first <= min(x[0].m, x[0].n) <= last]
+        if not of:
+            continue
         ratios = [row.torch_us / row.us for row, _ in of]
         behind = mean(row.us / min(other.us for other in every) - 1 for row, every in of)
-        cells = [f"{first} to {last}", str(len(of)), f"{geometric_mean(ratios):.3f}", f"{min(ratios):.2f}"]
-        lines.append("| " + " | ".join([*cells, f"{100 * behind:.1f}%"]) + " |")
-    lines += ["", "| slowest: M x N x K | layout | us | x torch | TB/s | what ran |", "|---" * 6 + "|"]
+        cells = [dtype.upper(), f"{first} to {last}", str(len(of)), f"{geometric_mean(ratios):.3f}"]
+        lines.append("| " + " | ".join([*cells, f"{min(ratios):.2f}", f"{100 * behind:.1f}%"]) + " |")
+    lines += ["", "| | slowest: M x N x K | layout | us | x torch | TB/s | what ran |", "|---" * 7 + "|"]
     for row in sorted((row for row, _ in taken), key=lambda row: row.torch_us / row.us)[:SLOWEST_LISTED]:
         moved = row.problem.bytes / row.us / 1e6
-        cells = [f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}"]
+        cells = [row.dtype.upper(), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
+        cells.append(f"{row.torch_us / row.us:.2f}")
         lines.append("| " + " | ".join([*cells, f"{moved:.2f}", _words(row)]) + " |")
     return "\n".join(lines)
 
@@ -330,6 +351,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--batches", action="store_true", help="batches in bf16, and nothing else")
     parser.add_argument("--decode", action="store_true", help="few rows or columns in bf16, and nothing else")
+    parser.add_argument("--short", action="store_true", help="up to 128 rows in bf16 and fp8, and nothing else")
     parser.add_argument("--unaligned", action="store_true", help="rows that do not begin at 16 bytes, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
@@ -337,8 +359,9 @@ def main() -> None:
         name = "wide" if taken[0][0].dtype in WIDE else "batches" if taken[0][0].batch > 1 else "half"
         name = "unaligned" if all(row.problem in NOT_ALIGNED for row, _ in taken) else name
         name = "decode" if all(row.problem in DECODE for row, _ in taken) else name
+        name = "short" if all(row.problem in SHORT for row, _ in taken) else name
         summary = {f"{name} summary": summarise(taken)}
-        table = {"wide": render, "decode": render_decode}.get(name, render_half)(taken)
+        table = {"wide": render, "decode": render_decode, "short": render_decode}.get(name, render_half)(taken)
         fill_pages(arguments.render[1:], {name: table} | summary)
         if arguments.readme:
             fill_page(arguments.readme, summary)
@@ -350,6 +373,8 @@ def main() -> None:
         every = [("bf16", sizes) for sizes in half_batches()]
     elif arguments.decode:
         every = [("bf16", sizes) for sizes in decode_products()]
+    elif arguments.short:
+        every = list(short_products())
     elif arguments.unaligned:
         every = [("bf16", sizes) for sizes in unaligned_products()]
     else:

@@ -11,8 +11,9 @@ from itertools import product
 from ..ops.matmul.config_hopper import tma_reads
 from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_half import MOST_MULTIPLICATIONS
+from ..ops.matmul.plan_short import is_short
 from ..ops.matmul.problem import MatmulProblem
-from .matmul_cases import LAYER_SIDES, random_side
+from .matmul_cases import LAYER_SIDES, OUTPUTS, random_side
 
 #: of FP32 and FP64: a few rows, few tiles and a long K, short K, small products, batches, odd sizes, squares
 PRODUCTS = (
@@ -90,13 +91,15 @@ MOST_ELEMENTS = 1 << 26  #: of a random product
 NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
 DECODE_ROWS = (1, 1, 2, 3, 4, 5, 6, 7, 8, 8, 12, 16, 16, 20, 24, 29, 32, 32)
 DECODE_LEAST, DECODE_MOST = 1 << 19, 1 << 28  #: elements of the operand that is streamed
+#: of 33 to 128 rows, and of 8 bits of fewer too; of the other operand as many elements as when decoding
+SHORT_ROWS = (33, 40, 48, 50, 56, 64, 64, 64, 72, 77, 80, 96, 96, 100, 112, 120, 128, 128, 128)
 WIDE_LEAST, WIDE_MOST = 2e5, 8e9  #: multiplications of a random one of FP32 and FP64
 
 
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
     """One of PRODUCTS."""
     batch, m, n, k, layout = sizes
-    return MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout, batch=batch)
+    return MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype), layout=layout, batch=batch)
 
 
 def random_wide(count: int = 72, seed: int = 11) -> Iterator[tuple[int, int, int, int, str]]:
@@ -211,6 +214,26 @@ def decode_products(count: int = 260, seed: int = 991) -> Iterator[tuple[int, in
             yield sizes
 
 
+def short_products(count: int = 110, seed: int = 733) -> Iterator[tuple[str, tuple[int, int, int, int, str]]]:
+    """So many of 33 to 128 rows or columns of 16 bits, with their dtype, and as many of 1 to 128 rows of 8 bits."""
+    generator, seen = random.Random(seed), set()
+    while len(seen) < 2 * count:
+        n, k = (round(2 ** generator.uniform(8.5, most)) // 16 * 16 for most in (15, 14.5))
+        n, k = generator.choice(LAYER_SIDES) if generator.random() < 0.6 else (n, k)
+        m = generator.choice(SHORT_ROWS)
+        if len(seen) < count:
+            layout = generator.choice(("nt", "nt", "nt", "nn", "nn", "tt", "tn"))
+            case = "bf16", (1, m, n, k, layout) if generator.random() < 0.8 else (1, n, m, k, layout)
+            suits = is_short(problem_of(*case))
+        else:
+            case = "fp8", (1, m if generator.random() < 0.5 else generator.choice(DECODE_ROWS), n, k, "nt")
+            suits = is_short(problem_of(*case)) or is_few(problem_of(*case))
+            suits = suits and n % 16 + k % 16 == 0  # torch takes no others
+        if suits and case not in seen and DECODE_LEAST <= n * k <= DECODE_MOST:
+            seen.add(case)
+            yield case
+
+
 def half_products() -> list[tuple[int, int, int, int, str]]:
     """The single ones of 16 bits."""
     return [sizes for sizes in (*HALF_PRODUCTS, *random_products(), *narrow_products()) if sizes[0] == 1]
@@ -228,4 +251,5 @@ RANDOM = frozenset(
 )
 WIDE_RANDOM = tuple(random_wide())
 DECODE = frozenset(problem_of("bf16", sizes) for sizes in decode_products())
+SHORT = frozenset(problem_of(*product) for product in short_products())
 NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

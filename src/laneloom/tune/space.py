@@ -28,6 +28,8 @@ from ..ops.matmul.plan_cluster import CLASSES, LEAST_COLUMNS, best_cluster, clus
 from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
 from ..ops.matmul.plan_few import CLUSTERS as FEW_SHARERS
 from ..ops.matmul.plan_few import is_few
+from ..ops.matmul.plan_short import CLUSTERS as SHORT_SHARERS
+from ..ops.matmul.plan_short import is_short
 from ..ops.matmul.plan_wide import by_tma
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -160,8 +162,11 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     planned = found[0]
     least = min(LEAST_COLUMNS, -(-min(problem.m, problem.n) // 16) * 8)
     slices = -(-problem.k // planned.block_k)
-    few = {(shared, 1, parts) for shared, parts in FEW_SHARERS} if is_few(problem) else set()
-    shapes = few.union(SHARERS)
+    shapes = set(SHARERS)
+    if is_few(problem):
+        shapes |= {(shared, 1, parts) for shared, parts in FEW_SHARERS}
+    elif is_short(problem):
+        least, shapes = 16, shapes.union(SHORT_SHARERS)
     return {
         "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),

@@ -40,6 +40,11 @@ def _most_own_sums(problem: MatmulProblem, by_rows: bool) -> int:
     return 160 if vectors == 3 else 176 if by_rows else 184
 
 
+def finishers(columns: int, parts: int) -> int:
+    """CTAs that finish as many whole blocks of 8 columns each, of those with a part of K as many as can."""
+    return max((n for n in range(1, parts + 1) if columns % (8 * n) == 0), default=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(PartsConfig):
     """kernels/hopper_cluster.cu: clusters share loads by multicast; one producer warp, one to three warpgroups."""
@@ -80,7 +85,7 @@ class ClusterConfig(PartsConfig):
     @property
     def finishers(self) -> int:
         """CTAs that finish as many whole blocks of 8 columns each, of those with a part of K as many as can."""
-        return max((n for n in range(1, self.cluster_k + 1) if self.block_n % (8 * n) == 0), default=1)
+        return finishers(self.block_n, self.cluster_k)
 
     @property
     def finished(self) -> int:

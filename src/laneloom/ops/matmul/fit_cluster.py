@@ -92,11 +92,15 @@ def leaves_room(config: ClusterConfig, problem: MatmulProblem) -> bool:
     return bool(config.fetched) and idle and slices <= MOST_FETCHED and problem.bytes <= MOST_SMALL_BYTES
 
 
+def fetched_slices(problem: MatmulProblem, block_k: int, parts: Any) -> Any:
+    """Slices to ask the L2 for before the kernel ahead has ended: what memory can bring in that time."""
+    slice_bytes = SLICE_BYTES * (problem.m + problem.n) * problem.batches * parts
+    fetched = np.clip(FETCHED_BYTES // slice_bytes, LEAST_FETCHED, MOST_FETCHED)
+    return np.minimum(fetched, ceil_div(problem.k, block_k * parts))
+
+
 def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
-    """Slices to ask the L2 for before the kernel ahead has ended: what memory can bring in that time. What is copied
-    first is in the L2."""
+    """Of a config. What is copied first is in the L2."""
     if config.copy_a or config.copy_b or config.grouped:
         return 0
-    slice_bytes = SLICE_BYTES * (problem.m + problem.n) * problem.batches * config.cluster_k
-    fetched = min(max(FETCHED_BYTES // slice_bytes, LEAST_FETCHED), MOST_FETCHED)
-    return min(fetched, ceil_div(problem.k, config.block_k * config.cluster_k))
+    return int(fetched_slices(problem, config.block_k, config.cluster_k))

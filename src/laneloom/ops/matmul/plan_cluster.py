@@ -46,6 +46,7 @@ from .model_hopper import (
     rows_of,
 )
 from .plan_few import few_configs, few_us, is_few
+from .plan_short import is_short, short_configs, short_us
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS
@@ -68,6 +69,7 @@ LEAST_SLICES = 8  #: of a part of K
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
+SHORT_PARTS = 1.2  #: on these times where `short_us` has the others, of 754 products on one H200
 COPIES_US, COPIED_MB_US = 1.5, 0.6  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
@@ -269,6 +271,9 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     if is_few(problem):
         yield from ((config, few_us(problem, config, compared_as(gpu))) for config, _ in few_configs(problem, gpu))
         return
+    if is_short(problem):
+        yield from ((config, short_us(problem, config, compared_as(gpu))) for config, _ in short_configs(problem, gpu))
+        return
     found, alike, times, shared = [], [], [], compared_as(gpu)
     for config, tiles in every_tile(problem, gpu):
         columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1], tiles.hiding == OWN)
@@ -311,7 +316,8 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
             added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.batches * problem.m * problem.n / 1e6
             if config.why_invalid(problem, gpu) is None:
                 first_us = max(best[1], read_us)  # a part's operands are not all that is read
-                yield config, first_us + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
+                time_us = first_us + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
+                yield config, time_us * (SHORT_PARTS if is_short(problem) else 1.0)
 
 
 def likely_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:

@@ -38,17 +38,23 @@ BYTES_PER_US, IN_STEP = 4.8e6, 0.957  #: from memory; on its time where four CTA
 FETCHED_CLOCKS = 1390.0  #: saved where all slices are asked for ahead, by CTAs that leave the other SMs to them
 
 
+def short_side(problem: MatmulProblem) -> bool:
+    """Whether one operand of 8 or 16 bits, large enough to have been measured, is read once where it lies, and
+    multiplied by little."""
+    pair, long = {problem.dtype_a, problem.dtype_b}, max(problem.m, problem.n)
+    if problem.batches > 1 or problem.grouped or problem.k_grouped or problem.adds_blocks:
+        return False
+    if long < LEAST_LONG or long * problem.k < LEAST_ELEMENTS or not all(tma_reads(problem, name) for name in "ab"):
+        return False
+    halves = problem.dtype_a in HALVES and len(pair) == 1
+    return halves or (pair <= {"fp8", "bf8"} and problem.a.major == "n" and problem.b.major == "t")
+
+
 def is_few(problem: MatmulProblem) -> bool:
     """Whether `few_configs` has what is the fastest."""
-    short, long = sorted((problem.m, problem.n))
-    halves = problem.dtype_a in HALVES and problem.dtype_b == problem.dtype_a
-    if not halves or problem.batches > 1 or problem.grouped or problem.k_grouped or problem.adds_blocks:
-        return False
-    if short > MOST_FEW or long < LEAST_LONG or long * problem.k < LEAST_ELEMENTS:
-        return False
     config = ClusterConfig(block_m=64, block_n=8, block_k=0, stages=2, swapped=problem.m <= problem.n)
-    in_place = all(tma_reads(problem, name) for name in "ab")
-    return in_place and config.why_not_swapped(problem) is None
+    few = min(problem.m, problem.n) <= MOST_FEW and config.why_not_swapped(problem) is None
+    return few and short_side(problem)
 
 
 def few_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:

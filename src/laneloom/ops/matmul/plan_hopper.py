@@ -39,6 +39,7 @@ from .plan_cluster import estimate_us as cluster_us_of
 from .plan_few import LEAST_LONG, few_configs, few_us, is_few
 from .plan_half import half_best
 from .plan_rows import one_row
+from .plan_short import is_short, short_us
 from .plan_wide import ROW_REASON, wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -55,9 +56,6 @@ REPACK_US = 1.218  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.375e6  #: read and written
 PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
-#: elements of an operand of 8-bit floats, from which on it streams past few rows by `long_side`: below it takes 1.0 to
-#: 1.35 of the time of hopper_cluster's turned tiles, above 0.98 (10 sizes, 1 to 32 rows, one H100, 2026-11-27)
-STREAMED_EIGHTHS = 1 << 26
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on a few tiles of 16 bits want more parts of K than a cluster has
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
@@ -171,14 +169,13 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
 
 
 def _streams(problem: MatmulProblem) -> bool:
-    """Whether a short side is best streamed by `long_side`; what `plan_few` takes of 16 bits does not come here."""
+    """Whether a short side is best streamed by `long_side`; what `plan_few` takes does not come here."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
     if problem.dtype_a in HALVES:
         return long < LEAST_LONG and problem.k >= SPLIT_K
-    eighths = problem.dtype_a in ("fp8", "bf8")
-    return not eighths or not tma_writes(problem) or long * problem.k >= STREAMED_EIGHTHS
+    return problem.dtype_a not in ("fp8", "bf8") or not tma_writes(problem)
 
 
 def long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
@@ -273,6 +270,8 @@ def _told_us(problem: MatmulProblem, config: MatmulConfig, time_us: float, gpu: 
         return time_us
     if is_few(problem):
         return few_us(problem, config, gpu)
+    if is_short(problem):
+        return short_us(problem, config, gpu)
     return float(cluster_us_of(problem, config, tiles_of([config]), gpu)[0])
 
 
@@ -323,12 +322,12 @@ def _is_even(problem: MatmulProblem, row: RowConfig, gpu: Gpu) -> bool:
 
 
 def _few(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
-    """What few rows or columns of 16 bits run as where TMA reads both operands."""
+    """What few rows or columns run as where TMA reads both operands."""
     if (row := stream_row(problem, gpu)) is not None and (problem.n == 1 or _is_even(problem, row, gpu)):
         yield row, ROW_REASON
     if (rows := stream_rows(problem, gpu)) is not None:
         yield rows, ROWS_REASON
-    if (skinny := one_row(problem, gpu)) is not None:
+    if problem.dtype_a in HALVES and (skinny := one_row(problem, gpu)) is not None:
         yield skinny, ROW_ALONG_K
     for config, time_us in islice(few_configs(problem, gpu), 6):
         yield config, f"few rows or columns: all SMs read the other operand, once; shortest estimate, {time_us:.1f} us"
@@ -348,6 +347,10 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         return
     if is_few(problem):
         yield from _few(problem, gpu)
+    if is_short(problem):
+        for config, time_us in sorted(likely_configs(problem, gpu, True), key=lambda pair: pair[1]):
+            told_us = _told_us(problem, config, time_us, gpu)
+            yield config, f"rows or columns beside many more of the other; shortest estimate, {told_us:.1f} us"
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
