@@ -11,7 +11,7 @@ from itertools import product
 from ..ops.matmul.config_hopper import tma_reads
 from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_half import MOST_MULTIPLICATIONS
-from ..ops.matmul.plan_short import is_short
+from ..ops.matmul.plan_short import has_short_side, is_short
 from ..ops.matmul.problem import MatmulProblem
 from .matmul_cases import LAYER_SIDES, OUTPUTS, random_side
 
@@ -215,7 +215,7 @@ def decode_products(count: int = 260, seed: int = 991) -> Iterator[tuple[int, in
 
 
 def short_products(count: int = 110, seed: int = 733) -> Iterator[tuple[str, tuple[int, int, int, int, str]]]:
-    """So many of 33 to 128 rows or columns of 16 bits, with their dtype, and as many of 1 to 128 rows of 8 bits."""
+    """Up to so many of 33 to 128 rows or columns of 16 bits, with their dtype, and so many of 1 to 128 of 8 bits."""
     generator, seen = random.Random(seed), set()
     while len(seen) < 2 * count:
         n, k = (round(2 ** generator.uniform(8.5, most)) // 16 * 16 for most in (15, 14.5))
@@ -224,14 +224,14 @@ def short_products(count: int = 110, seed: int = 733) -> Iterator[tuple[str, tup
         if len(seen) < count:
             layout = generator.choice(("nt", "nt", "nt", "nn", "nn", "tt", "tn"))
             case = "bf16", (1, m, n, k, layout) if generator.random() < 0.8 else (1, n, m, k, layout)
-            suits = is_short(problem_of(*case))
         else:
             case = "fp8", (1, m if generator.random() < 0.5 else generator.choice(DECODE_ROWS), n, k, "nt")
-            suits = is_short(problem_of(*case)) or is_few(problem_of(*case))
-            suits = suits and n % 16 + k % 16 == 0  # torch takes no others
-        if suits and case not in seen and DECODE_LEAST <= n * k <= DECODE_MOST:
+        problem, of_torch = problem_of(*case), case[0] == "bf16" or n % 16 + k % 16 == 0  # torch takes no others
+        few = case[0] == "fp8" and is_few(problem)
+        if of_torch and case not in seen and DECODE_LEAST <= n * k <= DECODE_MOST and (few or has_short_side(problem)):
             seen.add(case)
-            yield case
+            if few or is_short(problem):
+                yield case
 
 
 def half_products() -> list[tuple[int, int, int, int, str]]:

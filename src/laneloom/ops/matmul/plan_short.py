@@ -19,7 +19,17 @@ from ...gpu import Gpu
 from .config_cluster import ClusterConfig, finishers
 from .config_hopper import tma_writes
 from .fit_cluster import MOST_STAGES, ROWS, fetched_slices, fitted, panels_and_stages
-from .model_hopper import CLOCKS_PER_US, H200, SECTOR_BYTES, SLICE_BYTES, Rows, ceil_div, clusters_at_once, rows_of
+from .model_hopper import (
+    CLOCKS_PER_US,
+    H200,
+    LINE_BYTES,
+    SECTOR_BYTES,
+    SLICE_BYTES,
+    Rows,
+    ceil_div,
+    clusters_at_once,
+    rows_of,
+)
 from .plan_few import ALONE, MOST_FEW, short_side
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -28,8 +38,8 @@ LEAST_K_BYTES = 512  #: of a row
 #: CTAs that share B's columns, that share A's rows, and that have a part of K each
 CLUSTERS = (
     (1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 1, 4), (1, 1, 5), (1, 1, 6), (1, 1, 8), (1, 2, 1), (1, 2, 2), (1, 2, 3),
-    (1, 2, 4), (1, 4, 1), (1, 4, 2), (2, 1, 1), (2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 2, 1), (2, 2, 2), (2, 4, 1),
-    (4, 1, 1), (4, 1, 2), (4, 2, 1), (8, 1, 1),
+    (1, 2, 4), (1, 4, 1), (1, 4, 2), (2, 1, 1), (2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 2, 1), (2, 2, 2), (4, 1, 1),
+    (4, 1, 2), (4, 2, 1), (8, 1, 1),
 )  # fmt: skip
 #: rows of a tile of the long side, into how many tiles the short one is cut then, columns where that takes the rows
 TILE_ROWS, CUTS, COLUMNS = tuple(ROWS), (1, 2, 3), range(32, 257, 8)
@@ -46,9 +56,9 @@ PAIR_FACTOR = 0.818  #: on loads of the long side's rows, by a CTA that shares a
 LAUNCH_CLOCKS, CLUSTER_CLOCKS = 3051.0, {1: 0.0, 2: 450.0, 3: 378.0, 4: 378.0, 5: 609.0, 6: 609.0, 8: 609.0}
 FULL_CLOCKS, FULL = 492.0, 0.97
 STORE_CLOCKS, EXCHANGE_CLOCKS = 0.0969, 0.297  #: for each sum that a CTA finishes, and of each part that it receives
-SCATTERED_CLOCKS = 0.46  #: more for each, where C's rows do not begin at 16 bytes and are not turned
 CUT_SECTORS_CLOCKS = 393.0  #: where tiles beside each other write a part of a sector of C each
 BYTES_PER_US, IN_PAIRS, IN_STEP = 4.664e6, 1.056, 0.962  #: from memory; on its time where two, or more, CTAs share
+CUT_LINES = 1.05  #: on its time where columns of the long side that are neighbours in memory begin inside of lines
 AGAIN = 0.191  #: of what is read again, the share that is as slow as memory
 FETCHED_CLOCKS = 2210.0  #: most that is saved where slices are asked for ahead, on SMs that are left to them
 MOST_TRIED = 24  #: of the shortest estimates, until as many are valid as are asked for
@@ -82,11 +92,16 @@ _ALONE = np.array([ALONE.get(peers, 0) for peers in range(9)])
 _CLUSTER_CLOCKS = np.array([CLUSTER_CLOCKS.get(peers, 0.0) for peers in range(9)])
 
 
-def is_short(problem: MatmulProblem) -> bool:
-    """Whether `short_configs` has what is the fastest."""
+def has_short_side(problem: MatmulProblem) -> bool:
+    """Whether it is of the sizes that are meant here."""
     short, long = sorted((problem.m, problem.n))
     of_size = MOST_FEW < short <= MOST_SHORT and long >= LEAST_LONGER * short
     return of_size and problem.k * DTYPE_BYTES[problem.dtype_a] >= LEAST_K_BYTES and short_side(problem)
+
+
+def is_short(problem: MatmulProblem) -> bool:
+    """Whether `short_configs` has what is the fastest; what lanes need to store C, `plan_cluster` knows better."""
+    return has_short_side(problem) and tma_writes(problem)
 
 
 def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu: Gpu) -> np.ndarray:
@@ -97,7 +112,8 @@ def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu:
     clusters = down * right
     slices = ceil_div(ceil_div(of.k * size, SLICE_BYTES), shapes.parts)
 
-    columns = n if config.along_k(of, "b") else ceil_div(n, 64) * 64
+    in_panels = not config.along_k(of, "b")
+    columns = ceil_div(n, 64) * 64 if in_panels else n
     absent_a, absent_b = ceil_div(of.m, m) * m - of.m, ceil_div(of.n, n) * n - of.n + columns - n
     missing = np.where(of.m > m, MISSING_AT_END_CLOCKS, MISSING_CLOCKS) * np.minimum(m / share_a, absent_a)
     missing += np.where(of.n > n, MISSING_AT_END_CLOCKS, MISSING_CLOCKS) * np.minimum(columns / share_b, absent_b)
@@ -110,6 +126,8 @@ def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu:
     paired = slices * PAIR_FACTOR * (of_a if of.m >= of.n else of_b)
     again = of.k * size * ((right - 1) * of.m if of.m >= of.n else (down - 1) * of.n)
     memory = (problem.bytes + AGAIN * again) / BYTES_PER_US * H200.bandwidth_gbs / gpu.bandwidth_gbs * CLOCKS_PER_US
+    if of.m < of.n and in_panels:
+        memory = memory * np.where(n * size % LINE_BYTES, CUT_LINES, 1.0)
     of_cta = memory * np.choose(np.minimum(share_a * share_b, 3) - 1, (1.0, IN_PAIRS, IN_STEP)) / (clusters * peers)
 
     def together(count: Any) -> np.ndarray:
@@ -124,12 +142,12 @@ def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu:
     last = together(left + 1)
     idle = np.maximum(0.0, 1 - clusters * peers / gpu.compute_units)
     saved = FETCHED_CLOCKS * np.minimum(1.0, shapes.fetched / slices) * idle
-    sums, scattered = m * shapes.finished, not (config.swapped or tma_writes(problem))
+    sums = m * shapes.finished
     cut = CUT_SECTORS_CLOCKS * (n * DTYPE_BYTES[problem.dtype_out] % SECTOR_BYTES > 0) * (not config.swapped)
     launch = LAUNCH_CLOCKS + _CLUSTER_CLOCKS[peers] + FULL_CLOCKS * (clusters >= FULL * at_once)
     return (
         launch + rounds * together(at_once) + last - saved * last / (saved + last) + cut
-        + (STORE_CLOCKS + SCATTERED_CLOCKS * scattered + EXCHANGE_CLOCKS * (shapes.parts - 1)) * sums
+        + (STORE_CLOCKS + EXCHANGE_CLOCKS * (shapes.parts - 1)) * sums
     )  # fmt: skip
 
 
