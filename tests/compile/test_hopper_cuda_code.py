@@ -17,6 +17,7 @@ from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_few import few_configs
 from laneloom.ops.matmul.plan_groups import OF_ROWS, OF_SCALED, plan_groups, tile_config
+from laneloom.ops.matmul.plan_short import short_configs
 from laneloom.ops.matmul.problem import BlockScales, Epilogue, MatmulProblem, Matrix
 
 BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
@@ -368,8 +369,22 @@ def test_k_in_groups_compiles(layout, n):
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 def test_few_columns_of_any_number_of_parts(out, parts, columns):
     """Sums travel to as many CTAs as finish some; the others write nothing."""
-    problem = MatmulProblem.contiguous(columns, 1000, 1032, dtype="bf16", dtype_out=out, layout="nt")
+    problem = MatmulProblem.contiguous(columns, 904, 1032, dtype="bf16", dtype_out=out, layout="nt")
     config = next(c for c, _ in few_configs(problem, GPU) if (c.block_m, c.cluster_m, c.cluster_k) == (64, 1, parts))
     assembly = compile_valid(problem, config).asm
     assert f"m64n{columns}k16" in assembly
     assert assembly.count("st.async") == config.finishers * config.finished // 8
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 1280, 2064), (128, 2112, 7168), (96, 24576, 1536)])
+def test_up_to_128_rows(m, n, k, dtype):
+    """The likeliest config each way up, with K whole and in parts, bare and with terms: no spills, wgmma as wide."""
+    for epilogue in (None, Epilogue(scaled=True, bias=("n", 1), activation="gelu")):
+        problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out="bf16", layout="nt", epilogue=epilogue)
+        first = {}
+        for config, _ in short_configs(problem, GPU):
+            first.setdefault((config.swapped, config.cluster_k > 1), config)
+        assert first
+        for config in first.values():
+            assert f"m64n{config.block_n}k" in compile_valid(problem, config).asm
