@@ -1,4 +1,4 @@
-"""Configs of `hopper_cluster` for few rows, or few columns, of 16 bits beside many, with estimates. Pure.
+"""Configs of `hopper_cluster` for few rows, or few columns, of 8 or 16 bits beside many, with estimates. Pure.
 
 The short side is the width of one tile, so that the other operand is read once: what counts is how many SMs read it,
 and how evenly. Pairs of SMs have equal shares of the memory. Up to about 60 CTAs each have a pair for themselves; of
@@ -38,9 +38,9 @@ BYTES_PER_US, IN_STEP = 4.8e6, 0.957  #: from memory; on its time where four CTA
 FETCHED_CLOCKS = 1390.0  #: saved where all slices are asked for ahead, by CTAs that leave the other SMs to them
 
 
-def short_side(problem: MatmulProblem) -> bool:
-    """Whether one operand of 8 or 16 bits, large enough to have been measured, is read once where it lies, and
-    multiplied by little."""
+def streamable(problem: MatmulProblem) -> bool:
+    """Whether `few_configs` and `short_configs` are for its operands: two matrices of 16 bits, or of 8-bit floats along
+    K, that are read where they lie, the larger one of a size that was measured."""
     pair, long = {problem.dtype_a, problem.dtype_b}, max(problem.m, problem.n)
     if problem.batches > 1 or problem.grouped or problem.k_grouped or problem.adds_blocks:
         return False
@@ -54,7 +54,7 @@ def is_few(problem: MatmulProblem) -> bool:
     """Whether `few_configs` has what is the fastest."""
     config = ClusterConfig(block_m=64, block_n=8, block_k=0, stages=2, swapped=problem.m <= problem.n)
     few = min(problem.m, problem.n) <= MOST_FEW and config.why_not_swapped(problem) is None
-    return few and short_side(problem)
+    return few and streamable(problem)
 
 
 def few_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:

@@ -30,7 +30,7 @@ from .model_hopper import (
     clusters_at_once,
     rows_of,
 )
-from .plan_few import ALONE, MOST_FEW, short_side
+from .plan_few import ALONE, MOST_FEW, streamable
 from .problem import DTYPE_BYTES, MatmulProblem
 
 MOST_SHORT, LEAST_LONGER = 128, 2  #: of the short side, and how often it is in the long one
@@ -96,7 +96,7 @@ def has_short_side(problem: MatmulProblem) -> bool:
     """Whether it is of the sizes that are meant here."""
     short, long = sorted((problem.m, problem.n))
     of_size = MOST_FEW < short <= MOST_SHORT and long >= LEAST_LONGER * short
-    return of_size and problem.k * DTYPE_BYTES[problem.dtype_a] >= LEAST_K_BYTES and short_side(problem)
+    return of_size and problem.k * DTYPE_BYTES[problem.dtype_a] >= LEAST_K_BYTES and streamable(problem)
 
 
 def is_short(problem: MatmulProblem) -> bool:
