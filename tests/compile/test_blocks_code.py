@@ -100,19 +100,22 @@ ADDED = {**TERMS, "addend": Matrix((0, 0, 1024, 1)), "dtype_addend": "bf16"}
     (ADDED, "bf16", 1, {"block_n": 176, "scaled": 2, "tma_store": False}),
     *rarely(
         (TERMS, "fp32", 128, {"block_n": 128, "dual": True, "tma_store": False}),
-        (TERMS, "bf16", 1, {"block_m": 64, "block_n": 256, "scaled": 2, "consumers": 1, "panels": 2}),
-        (TERMS, "bf16", 1, {"block_m": 192, "block_n": 128, "consumers": 3, "panels": 2}),
+        (TERMS, "bf16", 1, {"block_m": 64, "block_n": 240, "scaled": 2, "consumers": 1, "panels": 2}),
+        (TERMS, "bf16", 1, {"block_m": 192, "block_n": 120, "consumers": 3, "panels": 2}),
         (ADDED, "bf16", 128, {"block_m": 64, "block_n": 128, "dual": True, "consumers": 1, "tma_store": False}),
-        (ADDED, "fp32", 1, {"block_n": 96, "dual": True, "panels": 2}),
-        (None, "fp32", 1, {"block_n": 128, "split_k": 3, "block_m": 192, "consumers": 3, "tma_store": False}),
-        (None, "bf16", 1, {"block_n": 256, "scaled": 2, "tma_store": False}),
+        (ADDED, "fp32", 1, {"block_n": 80, "dual": True, "panels": 2}),
+        (None, "fp32", 1, {"block_n": 120, "split_k": 3, "block_m": 192, "consumers": 3, "tma_store": False}),
+        (None, "bf16", 1, {"block_n": 224, "scaled": 2, "tma_store": False}),
     ),
 ])  # fmt: skip
 def test_the_largest_that_are_valid_spill_nothing(terms, out, columns, knobs):
     """What a thread holds beside its sums differs by what is written and how."""
     epilogue = Epilogue(**terms) if terms else None
     problem = replace(blocks(columns=columns), dtype_out=out, epilogue=epilogue)
-    compile_valid(problem, ClusterConfig(**{"block_m": 128, "block_k": 128, "stages": 3, "scaled": 1} | knobs))
+    config = ClusterConfig(**{"block_m": 128, "block_k": 128, "stages": 3, "scaled": 1} | knobs)
+    compile_valid(problem, config)
+    if columns == 1:
+        assert config.with_knobs(block_n=config.block_n + 16).why_invalid(problem, GPU)
 
 
 #: GPUs that test_gemm_blocks.py does not emulate, and what emulation does not see: registers

@@ -202,7 +202,8 @@ class ClusterConfig(PartsConfig):
         """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
         if self.scaled:
             e = problem.epilogue
-            rooms = {1: 192, 2: 168, 3: 96} if e and e.addend else {1: 208, 2: 192 if e else 208, 3: 128}
+            bare = 208 if self.tma_store else 200
+            rooms = {1: 192, 2: 168, 3: 96} if e and e.addend else {1: 208, 2: 192 if e else bare, 3: 128}
             return rooms[self.consumers]
         if self.promote:
             return 64 if self.consumers == 3 else 192
