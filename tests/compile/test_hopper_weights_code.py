@@ -34,8 +34,9 @@ def test_every_ranked_config(weight, m):
     assert len(configs) >= 4
     for config in configs.values():
         code = hopper_weights.code_object(problem, config, GPU)
-        # CUDA 13.5's ptxas, not 13.0's, spills some of two strips with zeros, which no plan takes.
-        spared = config.strips == 2 and kind == "uint4" and config != ranked[0]
+        # CUDA 13.5's ptxas, not 13.0's, spills this tile with these zeros; no plan takes it.
+        tile = config.strips, config.consumers, config.eighths
+        spared = weight == ("uint4", "fp16", 64, "fp16") and tile == (2, 2, 8) and config != ranked[0]
         assert code.spills <= (24 if spared else 0), config.text
         assert code.lds_bytes <= GPU.lds_bytes
         shapes = re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.", code.asm)

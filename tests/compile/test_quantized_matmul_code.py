@@ -26,7 +26,8 @@ def compiled(gpu: str, m: int, kind: str, dtype: str, **how) -> CodeObject:
     tile = next(config for config in candidates(problem, row) if isinstance(config, QuantizedConfig))
     assert tile.why_invalid(problem, row) is None
     code = code_object(problem, row, tile)
-    assert code.spills <= (1 if row.vendor == "nvidia" else 0)  # Triton 3.9's ptxas spills one register of one tile
+    one = (gpu, m, kind, dtype) == ("sm_90a", 16, "uint4", "fp16")  # Triton 3.9's ptxas spills one register of it
+    assert code.spills <= one
     assert code.lds_bytes <= row.lds_bytes
     return code
 

@@ -31,6 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def hopper() -> None:
+    """What NVIDIA's schedules alone can run; random numbers of torch as from 0."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def poisoned_allocations() -> Iterator[None]:
     """As elsewhere; what torch has on a GPU in no deterministic form, beside ours, is warned of and runs."""
     torch = pytest.importorskip("torch")

@@ -18,10 +18,7 @@ from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 SIZES = [(8, 4096, 512), (16, 1000, 1032), (24, 2056, 264), (32, 776, 3000), (5, 1352, 4104), (1, 3080, 520)]
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def products(dtype, dtype_out):

@@ -26,11 +26,7 @@ DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SIZES = [(64, 64, 4096), (133, 77, 1001), (16, 300, 2000), (257, 129, 999), (520, 96, 640)]
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def operand(rows, columns, letter, dtype):

@@ -24,10 +24,7 @@ HALVES = [
 EIGHTHS = [(1, 4112, 528), (7, 1040, 4096), (24, 512, 2064), (48, 2064, 1040), (72, 1000, 528), (128, 1056, 1024)]
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def both(problem, wide):

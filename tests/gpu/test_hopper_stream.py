@@ -17,11 +17,7 @@ GPU = get_gpu("sm_90a")
 GUARD = 1024  #: elements on both sides of a poisoned output
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def operand(rows, columns, letter):

@@ -13,11 +13,7 @@ torch = pytest.importorskip("torch")
 STEPS = [name for name in LADDER if name.startswith("sgemm_h")]
 
 
-@pytest.fixture(autouse=True)
-def hopper():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("hopper")
 
 
 def judge(a, b, c) -> None:

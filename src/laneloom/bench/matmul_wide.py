@@ -148,12 +148,14 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """The plan's, likely ones of `hopper_cluster`, one or two of every other schedule, and of K in parts."""
     yield plan(problem, gpu)
-    few = is_few(problem)
-    ranked = list((few_configs if few else short_configs)(problem, gpu))
+    ranked = list((few_configs if is_few(problem) else short_configs)(problem, gpu))
     yield from (config for config, time_us in ranked if time_us <= LIKELY_OF_FEW * ranked[0][1])
-    found = (stream_row(problem, gpu), stream_rows(problem, gpu), one_row(problem, gpu)) if problem in DECODE else ()
-    yield from (config for config in (*found, long_side(problem, gpu) if few else None) if config is not None)
-    if problem not in DECODE:
+    if is_few(problem):
+        yield long_side(problem, gpu)
+    if problem in DECODE:
+        found = (stream_row(problem, gpu), stream_rows(problem, gpu), one_row(problem, gpu))
+        yield from (config for config in found if config is not None)
+    else:
         yield from (config for config, _ in islice(cluster_parts(problem, gpu), OTHERS))
         yield from (config for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[:OTHERS])
     if problem.dtype_a in HALVES:
@@ -198,24 +200,20 @@ def _operands(dtype: str, sizes: tuple[int, int, int, int, str]) -> tuple[torch.
     return (a, b) if batch > 1 else (a[0], b[0])
 
 
-def _shape(problem: MatmulProblem) -> tuple[int, ...]:
-    return (*((problem.batches,) * (problem.batches > 1)), problem.m, problem.n)
-
-
 def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, rounds: int) -> list[Row]:
     """Every config's row. Raises LaneloomError for a wrong product."""
     problem = problem_of(dtype, sizes)
     sets = min(count_sets(problem.bytes), 24)
     operands = [_operands(dtype, sizes) for _ in range(sets)]
-    product = torch_call(dtype)[1]
-    outs = [torch.empty(_shape(problem), dtype=DTYPES[problem.dtype_out], device="cuda") for _ in operands]
-    product(*operands[0], outs[0])
+    by_torch = torch_call(dtype)[1]
+    outs = [a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=DTYPES[problem.dtype_out]) for a, b in operands]
+    by_torch(*operands[0], outs[0])
     truth = operands[0][0].double() @ operands[0][1].double()
     errors = {"torch": ((outs[0].double() - truth).norm() / truth.norm()).item()}
     # A chain of K roundings, which torch's own sums may be better than by far: enough to tell what is wrong.
     eps = torch.finfo(DTYPES[problem.dtype_out]).eps
     budget = 2 * errors["torch"] + eps / 2 if problem.dtype_out in HALVES else 4 * eps * max(8, problem.k**0.5)
-    calls: dict[str, Callable[[int], object]] = {"torch": lambda i: product(*operands[i], outs[i])}
+    calls: dict[str, Callable[[int], object]] = {"torch": lambda i: by_torch(*operands[i], outs[i])}
     for config in iterate_configs(problem, gpu):
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))

@@ -166,7 +166,8 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     if is_few(problem):
         shapes |= {(shared, 1, parts) for shared, parts in FEW_SHARERS}
     elif is_short(problem):
-        least, shapes = 16, shapes.union(SHORT_SHARERS)
+        shapes |= set(SHORT_SHARERS)
+        least = 16
     return {
         "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import prod
@@ -48,6 +48,9 @@ from .model_hopper import (
 from .plan_few import few_configs, few_us, is_few
 from .plan_short import is_short, short_configs, short_us
 from .problem import DTYPE_BYTES, MatmulProblem
+
+_Configs = Callable[[MatmulProblem, Gpu], Iterator[tuple[ClusterConfig, float]]]
+_Time = Callable[[MatmulProblem, ClusterConfig, Gpu], float]
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
@@ -264,17 +267,24 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
             yield config, Tiles(*np.concatenate((tiles, uneven[:, uneven[5] > 0]), axis=1))
 
 
+def own_estimate(problem: MatmulProblem) -> tuple[_Configs, _Time] | None:
+    """What ranks the configs of a product with few rows or columns, and the time of one of them; None for others."""
+    if is_few(problem):
+        return few_configs, few_us
+    return (short_configs, short_us) if is_short(problem) else None
+
+
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
     """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first.
 
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
-    if is_few(problem):
-        yield from ((config, few_us(problem, config, compared_as(gpu))) for config, _ in few_configs(problem, gpu))
+    shared = compared_as(gpu)
+    if own := own_estimate(problem):
+        configs, us = own
+        for config, time_us in configs(problem, gpu):
+            yield config, time_us if shared == gpu else us(problem, config, shared)
         return
-    if is_short(problem):
-        yield from ((config, short_us(problem, config, compared_as(gpu))) for config, _ in short_configs(problem, gpu))
-        return
-    found, alike, times, shared = [], [], [], compared_as(gpu)
+    found, alike, times = [], [], []
     for config, tiles in every_tile(problem, gpu):
         columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1], tiles.hiding == OWN)
         found += [(*row, len(alike)) for row in zip(*(x.tolist() for x in columns), strict=True)]

@@ -34,12 +34,12 @@ from .dtypes import HALVES
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
-from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
+from .plan_cluster import best_cluster, cluster_parts, likely_configs, own_estimate, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
-from .plan_few import LEAST_LONG, few_configs, few_us, is_few
+from .plan_few import LEAST_LONG, few_configs, is_few
 from .plan_half import half_best
 from .plan_rows import one_row
-from .plan_short import is_short, short_us
+from .plan_short import is_short
 from .plan_wide import ROW_REASON, wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -268,10 +268,8 @@ def _told_us(problem: MatmulProblem, config: MatmulConfig, time_us: float, gpu: 
     """An estimate as it is told: not by the memory that schedules are compared by, where this product has its own."""
     if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu:
         return time_us
-    if is_few(problem):
-        return few_us(problem, config, gpu)
-    if is_short(problem):
-        return short_us(problem, config, gpu)
+    if own := own_estimate(problem):
+        return own[1](problem, config, gpu)
     return float(cluster_us_of(problem, config, tiles_of([config]), gpu)[0])
 
 

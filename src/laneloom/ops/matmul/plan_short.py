@@ -9,7 +9,7 @@ docs/hopper-gemm-tried.md. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -61,7 +61,7 @@ BYTES_PER_US, IN_PAIRS, IN_STEP = 4.664e6, 1.056, 0.962  #: from memory; on its 
 CUT_LINES = 1.05  #: on its time where columns of the long side that are neighbours in memory begin inside of lines
 AGAIN = 0.191  #: of what is read again, the share that is as slow as memory
 FETCHED_CLOCKS = 2210.0  #: most that is saved where slices are asked for ahead, on SMs that are left to them
-MOST_TRIED = 24  #: of the shortest estimates, until as many are valid as are asked for
+MOST_TRIED = 24  #: of the shortest estimates, of which some are not valid
 
 
 @dataclass(frozen=True)
@@ -175,17 +175,16 @@ def _shapes(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> _Shapes:
     tile, cluster = (x.ravel() for x in np.indices((len(tiles), len(clusters))))
     (rows, columns), (share_b, share_a, parts) = tiles[tile].T, clusters[cluster].T
     consumers = np.choose(rows // 64, (0, *ROWS.values()))
-    shapes = _Shapes(rows, columns, share_b, share_a, parts, parts, parts)
+    fetched = fetched_slices(problem, config.block_k, parts)
+    shapes = _Shapes(rows, columns, share_b, share_a, parts, np.zeros_like(parts), fetched)
     lines = rows + (columns if config.along_k(of, "b") else ceil_div(columns, 64) * 64)
     room = gpu.lds_bytes - (parts - 1) * rows * shapes.finished * 4 - 32 * consumers * (parts > 1)
     panels = ceil_div(shapes.finished, SLICE_BYTES // size_out)
     stages = panels_and_stages(room, lines * SLICE_BYTES, 4 * consumers, panels, MOST_STAGES)[1]
-    fetched = fetched_slices(problem, config.block_k, parts)
-    found = _Shapes(rows, columns, share_b, share_a, parts, stages, fetched)
     clusters_of = ceil_div(ceil_div(of.m, rows), share_b) * ceil_div(ceil_div(of.n, columns), share_a)
     fits = (parts == 1) | (clusters_of <= clusters_at_once(shapes.peers, gpu))
     fits &= (stages >= 2) & (rows % share_a == 0) & (columns % share_b == 0)
-    return _Shapes(*(x[fits] for x in vars(found).values()))
+    return _Shapes(*(x[fits] for x in vars(replace(shapes, stages=stages)).values()))
 
 
 def short_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
