@@ -62,7 +62,7 @@ class Constants:
     class_32_rows: float = 1.189
     class_64_rows: float = 1.069
     class_128_rows: float = 0.9573
-    missing_factor: float = 3.319  #: on rows that are not there, of an operand that has less than a tile
+    missing_factor: float = 3.319  #: on rows that are not there, of an operand that has less than a tile or a slice
     #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
     box_clocks: float = 6.652
     shared_memory_factor: float = 1.331  #: on the clocks in which shared memory passes 128 bytes each
@@ -243,6 +243,8 @@ def product_us(
     slices = ceil_div(ceil_div(problem.k * size + before, SLICE_BYTES), split_k * parts)
     multiplied = np.where(tiles_n, problem.n / np.maximum(tiles_n, 1), n)  # columns of a tile, on average
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b
+    if problem.k * size < SLICE_BYTES:  # a part of every row is not there
+        absent = absent + (1 - problem.k * size / SLICE_BYTES) * (m / share_a + n / share_b)
     clocks = slice_clocks(
         m, multiplied, columns=n if columns is None else columns, boxes=boxes, cluster=(share_b, share_a),
         rows=rows, pieces=pieces, missing=absent * (c.missing_factor - 1), own=own, c=c,

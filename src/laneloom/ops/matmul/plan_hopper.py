@@ -73,7 +73,7 @@ STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
 #: (one H200, 2026-11-28)
 CROWDED_ROWS = 48
 LEAST_OF_ROUND = 0.4  #: of the CTAs of one row that the SMs hold
-LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
+LEAST_SIDE, LEAST_SHORT_K = 32, 3 << 20  #: sides, and elements of C, from which on a K of one slice is `_short_k`'s
 
 
 @dataclass(frozen=True)
@@ -357,10 +357,10 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         yield from _batch(problem, gpu, in_place)
     small = multiplications <= SMALL_MULTIPLICATIONS and (problem.k <= SMALL_K or min(problem.m, problem.n) == 1)
     if movable and (in_place or not small):
-        one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] <= SLICE_BYTES
+        one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] == SLICE_BYTES
         thin = min(problem.m, problem.n) < LEAST_SIDE and bool(lying)
         one_slice = one_slice and in_place and tma_writes(problem)
-        if one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
+        if one_slice and problem.m * problem.n >= LEAST_SHORT_K and not thin:
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place, bool(lying))
