@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from importlib import import_module
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -21,15 +22,22 @@ from ..ops.matmul.config_rows import EIGHTH
 from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
-from ..ops.matmul.fit_cluster import MOST_FETCHED, MOST_STAGES, ROWS
+from ..ops.matmul.fit_cluster import CLASSES, MOST_FETCHED, MOST_STAGES, ROWS
 from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
 from ..ops.matmul.plan_blocks import scaled_configs
-from ..ops.matmul.plan_cluster import CLASSES, LEAST_COLUMNS, best_cluster, cluster_parts, uneven_numbers
 from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
+from ..ops.matmul.plan_cluster import (
+    LEAST_COLUMNS,
+    best_cluster,
+    cluster_parts,
+    general_configs,
+    own_estimate,
+    uneven_numbers,
+)
 from ..ops.matmul.plan_few import CLUSTERS as FEW_SHARERS
 from ..ops.matmul.plan_few import is_few
+from ..ops.matmul.plan_short import ALL_ROWS, is_short
 from ..ops.matmul.plan_short import CLUSTERS as SHORT_SHARERS
-from ..ops.matmul.plan_short import is_short
 from ..ops.matmul.plan_wide import by_tma
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -184,7 +192,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "split,hold_back,own_tiles": (
             *((split, kept, False) for split in _BOTH for kept in (0, 1, 2)), (False, 0, True)),
         "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
-        "fetched": tuple(range(min(slices, MOST_FETCHED) + 1)), "group_m": (1, 4, 8, 16), "pdl": _BOTH,
+        "fetched": tuple(range(min(slices, MOST_FETCHED) + 1)), "group_m": (1, 4, 8, 16, ALL_ROWS), "pdl": _BOTH,
     }  # fmt: skip
 
 
@@ -210,6 +218,8 @@ def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) ->
         ranked = list(shortlist(problem, gpu, _SHORTLISTED // 4))
         others += [config for config in ranked if isinstance(config, HopperConfig)][: _SHORTLISTED // 4]
         others += [config for config in ranked if isinstance(config, ClusterConfig)][:_SHORTLISTED]
+        if own_estimate(problem):  # what another model has at its top
+            others += [config for config, _ in islice(general_configs(problem, gpu), _SHORTLISTED // 4)]
     others += [LADDER[step] for step in _LAST_STEPS]
     for config in others:
         if config not in found and config.why_invalid(problem, gpu) is None:

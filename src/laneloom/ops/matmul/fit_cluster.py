@@ -11,7 +11,7 @@ import numpy as np
 
 from ...gpu import Gpu
 from .config_cluster import ClusterConfig
-from .model_hopper import SECTOR_BYTES, SLICE_BYTES, ceil_div, clusters_at_once
+from .model_hopper import SECTOR_BYTES, SLICE_BYTES, Rows, ceil_div, clusters_at_once, rows_of
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: rows of a tile -> warpgroups that multiply it
@@ -28,6 +28,17 @@ FETCHED_US, MOST_SMALL_BYTES = 0.3, 2 << 20
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
 #: 2% faster. Smaller slices take more: 8 x 4096 x 512 by 64x8 tiles 3.4 us with 7, 3.0 with 14
 SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
+
+
+#: bytes of the lines that rows of A in classes begin alike in
+CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
+
+
+def operand_rows(problem: MatmulProblem, config: ClusterConfig, size: int) -> tuple[Rows, Rows]:
+    """How the rows of both operands lie that `config` multiplies for `problem`, whose elements have `size` bytes."""
+    of_a = CLASSES[config.line] if config.line else rows_of(problem.a, size, config.copy_a)
+    of_b = rows_of(problem.b, size, config.copy_b)
+    return (of_b, of_a) if config.swapped else (of_a, of_b)
 
 
 def short_ring(lines: Any, sharers: Any) -> Any:

@@ -19,12 +19,14 @@ from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .dtypes import HALVES
 from .fit_cluster import (
+    CLASSES,
     FETCHED_US,
     MOST_STAGES,
     ROWS,
     SHORT_SLICES,
     fitted,
     leaves_room,
+    operand_rows,
     overlapped,
     panels_and_stages,
     short_ring,
@@ -63,8 +65,6 @@ CLUSTERS = (
 OWN_CLUSTERS, OWN = ((1, 1), (2, 1), (1, 2)), 3
 OWN_COLUMNS = 96  #: of such a tile; narrower ones were never the fastest
 OWN_INTEGERS = 0.98  #: on their slices; 8 to 10% faster than others at 4096 and 8192 cubed, on an H100 and an H200
-#: bytes of the lines that rows of A in classes begin alike in
-CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
@@ -72,7 +72,7 @@ LEAST_SLICES = 8  #: of a part of K
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
-SHORT_PARTS = 1.2  #: on these times where `short_us` has the others, of 754 products on one H200
+SHORT_PARTS = 1.1  #: on these times where `short_us` has the others, of 220 products on one H200
 COPIES_US, COPIED_MB_US = 1.5, 0.6  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
@@ -120,13 +120,9 @@ class _Multiplied:
         multiplied = config.as_multiplied(config.as_launched(problem))
         kind = piece_dtype(multiplied, config, "a")
         size, size_out = 4 if kind == "tf32" else DTYPE_BYTES[kind], DTYPE_BYTES[problem.dtype_out]
-        rows = rows_of(problem.a, size, config.copy_a), rows_of(problem.b, size, config.copy_b)
-        if config.line:
-            rows = CLASSES[config.line], rows[1]
-        if config.swapped:
-            rows = rows[1], rows[0]
         return _Multiplied(
-            multiplied, size, config.along_k(multiplied, "a"), not config.along_k(multiplied, "b"), rows,
+            multiplied, size, config.along_k(multiplied, "a"), not config.along_k(multiplied, "b"),
+            operand_rows(problem, config, size),
             config.swapped,
             tma_writes(problem) and not (config.swapped and size_out > 2),
             problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out, max(config.line - TMA_BYTES, 0),
@@ -283,7 +279,13 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         configs, us = own
         for config, time_us in configs(problem, gpu):
             yield config, time_us if shared == gpu else us(problem, config, shared)
-        return
+    else:
+        yield from general_configs(problem, gpu)
+
+
+def general_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
+    """The same by the model of all products."""
+    shared = compared_as(gpu)
     found, alike, times = [], [], []
     for config, tiles in every_tile(problem, gpu):
         columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1], tiles.hiding == OWN)
