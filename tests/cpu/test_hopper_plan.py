@@ -67,6 +67,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         # K of two slices; of one.
         ((13888, 9536, 112), "nt", "hopper_cluster", {}),
         ((4096, 4096, 64), "nn", "hopper", {"block_m": 128, "block_n": 64, "consumers": 1}),
+        ((1000, 1000, 64), "nn", "hopper_cluster", {}), ((4096, 4096, 40), "nn", "hopper_cluster", {"cluster_m": 2}),
         ((127, 129, 131), "nn", "hopper_async", {}),
         ((1, 1, 1), "nn", "hopper_async", {}),
     ],
@@ -105,13 +106,13 @@ def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
         ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 128, "block_n": 64, "cluster_m": 2, "line": 64}),
         ((1000, 1000, 1000), {"layout": "tn"}, "hopper_cluster", {"line": 0}),
         ((1001, 1000, 1000), {}, "hopper_cluster", {"line": 0}),
-        ((1000, 1000, 5000), {"layout": "nt"}, "hopper_cluster", {"line": 128, "cluster_k": 2}),
+        ((1000, 1000, 5000), {"layout": "nt"}, "hopper_cluster", {"line": 32, "cluster_k": 2}),
         ((1304, 1304, 1304), {}, "hopper_cluster", {"swapped": True, "line": 32}),
         ((2000, 2000, 2000), {}, "hopper_cluster", {"line": 0}),
         ((1024, 1024, 1024), {"layout": "nt"}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
-        # plan_short: two parts of K, or shared loads, where tiles of a multiple of 16 columns fill the SMs.
-        ((128, 6144, 4096), {}, "hopper_cluster", {"consumers": 1, "block_n": 96, "cluster_m": 2}),
-        ((128, 4096, 4096), {}, "hopper_cluster", {"block_m": 128, "block_n": 64, "cluster_k": 2}),
+        # plan_short: loads are shared where tiles of a multiple of 16 columns fill the SMs.
+        ((128, 6144, 4096), {}, "hopper_cluster", {"block_m": 128, "block_n": 64, "cluster_n": 4}),
+        ((128, 4096, 4096), {}, "hopper_cluster", {"block_m": 64, "block_n": 64, "cluster_m": 2}),
         ((48, 4096, 4096), {"dtype": "fp8", "dtype_out": "bf16", "layout": "nt"}, "hopper_cluster",
          {"block_n": 48, "cluster_k": 2, "swapped": True}),
         ((300, 3000, 3000), {}, "hopper_cluster", {"swapped": True, "block_n": 152, "line": 32}),
@@ -121,9 +122,9 @@ def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
         ((6000, 6000, 6000), {}, "hopper_cluster", {"block_m": 128, "swapped": True}),
         ((1536, 1536, 1536), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 144, "swapped": True}),
         ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_m": 64, "cluster_n": 4}),
-        # Clusters that share loads and have parts of K: measured from 48 rows and 16 MB on.
-        ((160, 5120, 13824), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 1, "cluster_n": 2, "cluster_k": 2}),
-        ((64, 512, 2048), {}, "hopper_cluster", {"cluster_m": 1, "cluster_n": 2, "cluster_k": 4}),
+        # Clusters that share loads and have parts of K.
+        ((160, 5120, 13824), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 2, "cluster_n": 2, "cluster_k": 2}),
+        ((64, 512, 2048), {}, "hopper_cluster", {"cluster_m": 1, "cluster_n": 1, "cluster_k": 8}),
         ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream",
          {"block_n": 128, "copy_a": True, "copy_b": False, "split": True}),
         ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_stream", {"copy_a": False}),

@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from laneloom.bench.matmul_wide import WIDE, planned, render, render_half, summarise
+from laneloom.bench.matmul_wide import planned
+from laneloom.bench.wide_report import WIDE, render, render_half, summarise
 from laneloom.device import split_k
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig, plan

@@ -26,8 +26,8 @@ from ..ops.attention.plan_decode import plan_decode
 from ..ops.target import active_gpu
 from .attention import CUDNN, DTYPES, FLASH, Case, decode_problem, measure, measure_decode
 from .matmul_tiles import read_rows, write
-from .matmul_wide import SLOW
 from .report import fill_pages
+from .wide_report import SLOW
 
 #: heads of queries and of keys, and D, of models: BERT, ViT, GPT-2, Whisper, CLIP, SigLIP, diffusion, language models
 HEADS = (

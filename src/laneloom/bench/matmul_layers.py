@@ -19,9 +19,9 @@ from ..ops.target import active_gpu
 from .matmul import compile_ahead, measure
 from .matmul_cases import LAYER_SEEDS, LAYERS, random_layers
 from .matmul_tiles import read_rows, write
-from .matmul_wide import SLOW
 from .report import fill_pages
 from .timing import METHOD_SUSTAINED
+from .wide_report import SLOW
 
 GROUPS = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 12288))  #: of rows, in the page's table
 SLOWEST = 12  #: products that the page lists

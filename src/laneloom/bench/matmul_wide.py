@@ -7,7 +7,8 @@ all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.p
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
 measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`, and
 `--decode --out results/h200/tiles_decode.csv` few rows or columns of 16 bits: what `plan_few.py` is held against, as
-`plan_short.py` against `--short --out results/h200/tiles_short.csv`, up to 128 of 16 and 8 bits.
+`plan_short.py` against `--short --out results/h200/tiles_short.csv`, up to 128 of 16 and 8 bits, and against `--small
+--out results/h200/tiles_small.csv`: few tiles, or a K of a slice or less.
 `--render results/h200/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
 fp64` writes what the plan takes into the pages; `--dtypes bf16` does so for 16 bits, and for the other files.
 """
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from statistics import geometric_mean, mean
 from typing import Any
 
 import torch
@@ -30,18 +30,16 @@ from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
-from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.config_row import stream_row
 from ..ops.matmul.config_rows import GROUP, stream_rows
-from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.dtypes import HALVES
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs, cluster_parts
-from ..ops.matmul.plan_few import few_configs, is_few
+from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_half import half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates, long_side, tiled
 from ..ops.matmul.plan_rows import batched_rows, one_row
-from ..ops.matmul.plan_short import short_configs
+from ..ops.matmul.plan_short import MOST_TRIED
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
@@ -55,22 +53,21 @@ from .wide_products import (
     PRODUCTS,
     RANDOM,
     SHORT,
+    SMALL,
     WIDE_RANDOM,
     decode_products,
     half_batches,
     half_products,
     problem_of,
     short_products,
+    small_products,
     unaligned_products,
 )
+from .wide_report import WIDE, render, render_decode, render_half, summarise
 
-WIDE = ("fp32", "fp64")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 #: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
 LIKELY, LIKELY_OF_EACH = 8, 2
-SLOW = 0.97  #: of torch.matmul
-#: rows in the page's table, and its slowest
-FEW_GROUPS, SLOWEST_LISTED = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128)), 8
 MOST_ASYNC, MOST_FED = 12, 16  #: configs that FP32 and FP64 are measured with, the likely ones by the model,
 ASYNC_OF_TILE, FED_OF_TILE = 3, 2  #: and of each tile
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
@@ -148,7 +145,7 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """The plan's, likely ones of `hopper_cluster`, one or two of every other schedule, and of K in parts."""
     yield plan(problem, gpu)
-    ranked = list((few_configs if is_few(problem) else short_configs)(problem, gpu))
+    ranked = list(islice(cluster_configs(problem, gpu), MOST_TRIED))
     yield from (config for config, time_us in ranked if time_us <= LIKELY_OF_FEW * ranked[0][1])
     if is_few(problem):
         yield long_side(problem, gpu)
@@ -165,7 +162,8 @@ def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     batched = problem.dtype_a in HALVES and problem.batches > 1
-    if batched or problem in NOT_ALIGNED or problem in DECODE or problem in SHORT:
+    few = problem in DECODE or problem in SHORT or problem in SMALL
+    if batched or few or problem in NOT_ALIGNED:
         of = _of_batch if batched else _unaligned if problem in NOT_ALIGNED else _of_few
         found = dict.fromkeys(of(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
@@ -224,7 +222,7 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
         calls[config.text] = lambda i, call=call: call(*operands[i], outs[i])
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     torch_us = round(timings.pop("torch").median_us, 2)
-    slowest = SLOWEST_OF_FEW if problem in DECODE or problem in SHORT else SLOWEST
+    slowest = SLOWEST_OF_FEW if problem in DECODE or problem in SHORT or problem in SMALL else SLOWEST
     near, taken = slowest * min(timing.median_us for timing in timings.values()), plan(problem, gpu).text
     torch_error = float(f"{errors['torch']:.2e}")
     return [
@@ -252,87 +250,6 @@ def planned(path: Path, dtypes: Sequence[str] = tuple(DTYPES)) -> list[tuple[Row
     return found
 
 
-def summarise(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: the ratios of each type in a sentence."""
-    words = []
-    for dtype in (dtype for dtype in DTYPES if any(row.dtype == dtype for row, _ in taken)):
-        ratios = sorted(row.torch_us / row.us for row, _ in taken if row.dtype == dtype)
-        below, name = sum(ratio < SLOW for ratio in ratios), "torch._scaled_mm" if dtype == "fp8" else "torch.matmul"
-        words.append(
-            f"{dtype.upper()}: {len(ratios)} products, {geometric_mean(ratios):.3f} x {name} on average, from "
-            f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {below} under {SLOW}")  # fmt: skip
-    return "; ".join(words) + "."
-
-
-def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: what the plan takes of each product, both types in a line, and of random ones."""
-    of_type = " us | x torch | what ran |"
-    lines = [f"| batch | M x N x K | layout | FP32,{of_type} FP64,{of_type}", "|---" * 9 + "|"]
-    by_type = {dtype: {row.problem_key: row for row, _ in taken if row.dtype == dtype} for dtype in WIDE}
-    for batch, m, n, k, layout in PRODUCTS:
-        cells = [str(batch), f"{m} x {n} x {k}", layout.upper()]
-        for dtype in WIDE:
-            row = by_type[dtype].get((batch, m, n, k, layout))
-            cells += ["", "", ""] if row is None else [f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}", _words(row)]
-        lines.append("| " + " | ".join(cells) + " |")
-    for dtype, rows in by_type.items():
-        ratios = [(row.torch_us / row.us, key) for key, row in rows.items() if key in WIDE_RANDOM]
-        lines += ["", f"{dtype.upper()}. {_of_random(ratios)}"]
-    return "\n".join(lines)
-
-
-def _of_random(ratios: Sequence[tuple[float, tuple[int, int, int, int, str]]]) -> str:
-    """The mean of random products, and which are slow."""
-    below = ", ".join(
-        f"{' x '.join(map(str, key[:4]))} {ratio:.2f}" for ratio, key in sorted(ratios) if ratio < SLOW) or "none"
-    mean = geometric_mean([ratio for ratio, _ in ratios])
-    return f"Of {len(ratios)} random products: {mean:.3f} x torch.matmul on average; under {SLOW}: {below}."
-
-
-def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: what the plan takes of products of 16 bits, the slowest beside torch first, then of random ones."""
-    lines = ["| batch | M x N x K | layout | us | x torch | what ran |", "|---" * 6 + "|"]
-    rows = sorted((row for row, _ in taken if row.dtype in HALVES), key=lambda row: row.torch_us / row.us)
-    for row in (row for row in rows if row.problem not in RANDOM):
-        cells = [str(row.batch), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
-        cells += [f"{row.torch_us / row.us:.2f}", _words(row)]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", _of_random([(row.torch_us / row.us, row.problem_key) for row in rows if row.problem in RANDOM])]
-    return "\n".join(lines)
-
-
-def render_decode(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: what the plan takes of few rows or columns, by their number, then the slowest beside torch."""
-    lines = ["| | rows or columns | products | x torch | least | behind the fastest |", "|---" * 6 + "|"]
-    for dtype, (first, last) in product(DTYPES, FEW_GROUPS):
-        of = [x for x in taken if x[0].dtype == dtype and first <= min(x[0].m, x[0].n) <= last]
-        if not of:
-            continue
-        ratios = [row.torch_us / row.us for row, _ in of]
-        behind = mean(row.us / min(other.us for other in every) - 1 for row, every in of)
-        cells = [dtype.upper(), f"{first} to {last}", str(len(of)), f"{geometric_mean(ratios):.3f}"]
-        lines.append("| " + " | ".join([*cells, f"{min(ratios):.2f}", f"{100 * behind:.1f}%"]) + " |")
-    lines += ["", "| | slowest: M x N x K | layout | us | x torch | TB/s | what ran |", "|---" * 7 + "|"]
-    for row in sorted((row for row, _ in taken), key=lambda row: row.torch_us / row.us)[:SLOWEST_LISTED]:
-        moved = row.problem.bytes / row.us / 1e6
-        cells = [row.dtype.upper(), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
-        cells.append(f"{row.torch_us / row.us:.2f}")
-        lines.append("| " + " | ".join([*cells, f"{moved:.2f}", _words(row)]) + " |")
-    return "\n".join(lines)
-
-
-def _words(row: Row) -> str:
-    config: Any = MatmulConfig.parse(row.config)
-    words = [f"{config.schedule.removeprefix('hopper_')}, {config.block_m}x{config.block_n}"]
-    if isinstance(config, AsyncConfig | ClusterConfig):
-        words += [f"K in {config.cluster_k} CTAs"] * (config.cluster_k > 1)
-    if isinstance(config, AsyncConfig | SharedConfig):
-        words += [f"K in {config.split_k}"] * (config.split_k > 1)
-    if isinstance(config, AsyncConfig | ClusterConfig):
-        words += ["transposed"] * config.swapped
-    return ", ".join(words)
-
-
 def _compile(pair: tuple[MatmulProblem, MatmulConfig]) -> None:
     problem, config = pair
     schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
@@ -350,16 +267,18 @@ def main() -> None:
     parser.add_argument("--batches", action="store_true", help="batches in bf16, and nothing else")
     parser.add_argument("--decode", action="store_true", help="few rows or columns in bf16, and nothing else")
     parser.add_argument("--short", action="store_true", help="up to 128 rows in bf16 and fp8, and nothing else")
+    parser.add_argument("--small", action="store_true", help="few tiles or a short K in bf16 and fp8, and nothing else")
     parser.add_argument("--unaligned", action="store_true", help="rows that do not begin at 16 bytes, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(arguments.render[0], arguments.dtypes)
         name = "wide" if taken[0][0].dtype in WIDE else "batches" if taken[0][0].batch > 1 else "half"
         name = "unaligned" if all(row.problem in NOT_ALIGNED for row, _ in taken) else name
-        name = "decode" if all(row.problem in DECODE for row, _ in taken) else name
-        name = "short" if all(row.problem in SHORT for row, _ in taken) else name
+        for few, of in (("decode", DECODE), ("short", SHORT), ("small", SMALL)):
+            name = few if all(row.problem in of for row, _ in taken) else name
         summary = {f"{name} summary": summarise(taken)}
-        table = {"wide": render, "decode": render_decode, "short": render_decode}.get(name, render_half)(taken)
+        tables = {"wide": render, "half": render_half, "batches": render_half, "unaligned": render_half}
+        table = tables.get(name, render_decode)(taken)
         fill_pages(arguments.render[1:], {name: table} | summary)
         if arguments.readme:
             fill_page(arguments.readme, summary)
@@ -371,8 +290,8 @@ def main() -> None:
         every = [("bf16", sizes) for sizes in half_batches()]
     elif arguments.decode:
         every = [("bf16", sizes) for sizes in decode_products()]
-    elif arguments.short:
-        every = list(short_products())
+    elif arguments.short or arguments.small:
+        every = list(short_products() if arguments.short else small_products())
     elif arguments.unaligned:
         every = [("bf16", sizes) for sizes in unaligned_products()]
     else:

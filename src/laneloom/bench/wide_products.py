@@ -8,13 +8,15 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
+from ..gpu import get_gpu
 from ..ops.matmul.config_hopper import tma_reads
-from ..ops.matmul.plan_few import is_few
+from ..ops.matmul.plan_few import LEAST_LONG, is_few
 from ..ops.matmul.plan_half import MOST_MULTIPLICATIONS
-from ..ops.matmul.plan_short import has_short_side, is_short
+from ..ops.matmul.plan_short import MOST_C, MOST_SHORT, has_short_side, is_short
 from ..ops.matmul.problem import MatmulProblem
 from .matmul_cases import LAYER_SIDES, OUTPUTS, random_side
 
+H200 = get_gpu("sm_90a")
 #: of FP32 and FP64: a few rows, few tiles and a long K, short K, small products, batches, odd sizes, squares
 PRODUCTS = (
     (1, 1, 4096, 4096, "nt"), (1, 1, 4096, 4096, "nn"), (1, 4096, 1, 4096, "tn"), (1, 16, 4096, 4096, "nt"),
@@ -228,10 +230,43 @@ def short_products(count: int = 110, seed: int = 733) -> Iterator[tuple[str, tup
             case = "fp8", (1, m if generator.random() < 0.5 else generator.choice(DECODE_ROWS), n, k, "nt")
         problem, of_torch = problem_of(*case), case[0] == "bf16" or n % 16 + k % 16 == 0  # torch takes no others
         few = case[0] == "fp8" and is_few(problem)
-        if of_torch and case not in seen and DECODE_LEAST <= n * k <= DECODE_MOST and (few or has_short_side(problem)):
+        of_size = DECODE_LEAST <= n * k <= DECODE_MOST and (few or has_short_side(problem, H200))
+        if of_torch and case not in seen and of_size:
             seen.add(case)
-            if few or is_short(problem):
+            if few or is_short(problem, H200):
                 yield case
+
+
+#: a slice or less, in two dtypes
+SHORT_KS = {"bf16": (8, 16, 24, 32, 40, 48, 56, 64, 64), "fp8": (16, 32, 48, 64, 80, 96, 128)}
+
+
+def small_products(count: int = 85, seed: int = 4242) -> Iterator[tuple[str, tuple[int, int, int, int, str]]]:
+    """So many of few tiles of each dtype, 129 rows or columns and more, then some of a K of a slice or less."""
+    for dtype in ("bf16", "fp8"):
+        generator, step = random.Random(seed + len(dtype)), 16 if dtype == "fp8" else 8
+        seen: set[tuple[int, int, int, int, str]] = set()
+        while len(seen) < count:
+            n, k = generator.choice(LAYER_SIDES) if generator.random() < 0.5 else (
+                round(2 ** generator.uniform(8, most)) // step * step for most in (13.5, 14))  # fmt: skip
+            rows = [round(2 ** generator.uniform(7, 11)) // of * of for of in (1, 8)]
+            m = generator.choice((*rows, generator.choice((192, 256, 384, 512, 768, 1024, 1536, 2048))))
+            layout = generator.choice(("nt", "nt", "nt", "nn", "nn", "tt", "tn")) if dtype == "bf16" else "nt"
+            aligned = n % step + k % step == 0 and (m % 8 == 0 or layout[0] == "n")
+            if aligned and m * n * k >= 1 << 25 and m * n <= MOST_C and min(m, n) > MOST_SHORT and n >= LEAST_LONG:
+                seen.add(sizes := (1, m, n, k, layout))
+                yield dtype, sizes
+    for of_seed, counts in ((5, (36, 24)), (77, (17, 12))):
+        generator = random.Random(of_seed)
+        for dtype, many in zip(("bf16", "fp8"), counts, strict=True):
+            step, found = 16 if dtype == "fp8" else 8, 0
+            while found < many:
+                k = generator.choice(SHORT_KS[dtype])
+                m, n = round(2 ** generator.uniform(8, 13)), round(2 ** generator.uniform(8.5, 13.5)) // step * step
+                layout = generator.choice(("nn", "nt", "nt")) if dtype == "bf16" else "nt"
+                if 64 * 64 * 132 < m * n <= 1 << 26:
+                    found += 1
+                    yield dtype, (1, m, n, k, layout)
 
 
 def half_products() -> list[tuple[int, int, int, int, str]]:
@@ -252,4 +287,5 @@ RANDOM = frozenset(
 WIDE_RANDOM = tuple(random_wide())
 DECODE = frozenset(problem_of("bf16", sizes) for sizes in decode_products())
 SHORT = frozenset(problem_of(*product) for product in short_products())
+SMALL = frozenset(problem_of(*product) for product in small_products())
 NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

@@ -173,7 +173,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     shapes = set(SHARERS)
     if is_few(problem):
         shapes |= {(shared, 1, parts) for shared, parts in FEW_SHARERS}
-    elif is_short(problem):
+    elif is_short(problem, gpu):
         shapes |= set(SHORT_SHARERS)
         least = 16
     return {
@@ -218,7 +218,7 @@ def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) ->
         ranked = list(shortlist(problem, gpu, _SHORTLISTED // 4))
         others += [config for config in ranked if isinstance(config, HopperConfig)][: _SHORTLISTED // 4]
         others += [config for config in ranked if isinstance(config, ClusterConfig)][:_SHORTLISTED]
-        if own_estimate(problem):  # what another model has at its top
+        if own_estimate(problem, gpu):  # what another model has at its top
             others += [config for config, _ in islice(general_configs(problem, gpu), _SHORTLISTED // 4)]
     others += [LADDER[step] for step in _LAST_STEPS]
     for config in others:

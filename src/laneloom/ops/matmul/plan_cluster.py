@@ -263,11 +263,11 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
             yield config, Tiles(*np.concatenate((tiles, uneven[:, uneven[5] > 0]), axis=1))
 
 
-def own_estimate(problem: MatmulProblem) -> tuple[_Configs, _Time] | None:
+def own_estimate(problem: MatmulProblem, gpu: Gpu) -> tuple[_Configs, _Time] | None:
     """What ranks the configs of a product with few rows or columns, and the time of one of them; None for others."""
     if is_few(problem):
         return few_configs, few_us
-    return (short_configs, short_us) if is_short(problem) else None
+    return (short_configs, short_us) if is_short(problem, gpu) else None
 
 
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
@@ -275,7 +275,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
 
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
     shared = compared_as(gpu)
-    if own := own_estimate(problem):
+    if own := own_estimate(problem, gpu):
         configs, us = own
         for config, time_us in configs(problem, gpu):
             yield config, time_us if shared == gpu else us(problem, config, shared)
@@ -329,7 +329,7 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
             if config.why_invalid(problem, gpu) is None:
                 first_us = max(best[1], read_us)  # a part's operands are not all that is read
                 time_us = first_us + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
-                yield config, time_us * (SHORT_PARTS if is_short(problem) else 1.0)
+                yield config, time_us * (SHORT_PARTS if is_short(problem, gpu) else 1.0)
 
 
 def likely_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:

@@ -268,7 +268,7 @@ def _told_us(problem: MatmulProblem, config: MatmulConfig, time_us: float, gpu: 
     """An estimate as it is told: not by the memory that schedules are compared by, where this product has its own."""
     if not isinstance(config, ClusterConfig) or config.split_k > 1 or compared_as(gpu) == gpu:
         return time_us
-    if own := own_estimate(problem):
+    if own := own_estimate(problem, gpu):
         return own[1](problem, config, gpu)
     return float(cluster_us_of(problem, config, tiles_of([config]), gpu)[0])
 
@@ -345,10 +345,10 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         return
     if is_few(problem):
         yield from _few(problem, gpu)
-    if is_short(problem):
+    if is_short(problem, gpu):
         for config, time_us in sorted(likely_configs(problem, gpu, True), key=lambda pair: pair[1]):
             told_us = _told_us(problem, config, time_us, gpu)
-            yield config, f"rows or columns beside many more of the other; shortest estimate, {told_us:.1f} us"
+            yield config, f"few rows, columns or tiles; shortest estimate, {told_us:.1f} us"
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")

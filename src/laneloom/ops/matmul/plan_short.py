@@ -1,9 +1,8 @@
-"""Configs of `hopper_cluster` for 33 to 128 rows, or columns, of 8 or 16 bits beside more of them, with estimates.
+"""Configs of `hopper_cluster` for 33 to 128 rows or columns of 8 or 16 bits, and for more of few tiles, with estimates.
 
-As in `plan_few` nearly all that is read is the operand of the long side, so that SMs which share a pair count; but the
-short side may be cut into tiles, or take wgmma's 64 rows, and multiplying and what is read again are in the estimate.
-Fitted to 600 products on one H200, 2026-11-29, and held against others, results/h200/tiles_short.csv;
-docs/hopper-gemm-tried.md. Pure.
+Of few rows nearly all that is read is the operand of the long side, as in `plan_few`, so that SMs which share a pair
+count; of more, what CTAs ask the L2 for, alone or together. Fitted to 1,170 products on one H200, 2026-11-29, and held
+against others, results/h200/tiles_short.csv and tiles_small.csv; docs/hopper-gemm-tried.md. Pure.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from .model_hopper import (
     Rows,
     ceil_div,
     clusters_at_once,
+    constants_of,
     rows_of,
 )
 from .plan_few import ALONE, MOST_FEW, streamable
@@ -103,16 +103,17 @@ _SHARED_CLOCKS = np.array([SHARED_CLOCKS.get(sharers, 0.0) for sharers in range(
 _MEMORY_FACTORS = np.array([0.0, 1.0, IN_PAIRS, *(6 * [IN_STEP])])
 
 
-def has_short_side(problem: MatmulProblem) -> bool:
-    """Whether it is of the sizes that are meant here."""
+def has_short_side(problem: MatmulProblem, gpu: Gpu) -> bool:
+    """Whether it is of the sizes that are meant here: few tiles on GPUs like an H200 alone, where they were fitted."""
     short = min(problem.m, problem.n)
-    of_size = short > MOST_FEW and (short <= MOST_SHORT or problem.m * problem.n <= MOST_C)
+    few_tiles = problem.m * problem.n <= MOST_C and constants_of(gpu) is H200
+    of_size = short > MOST_FEW and (short <= MOST_SHORT or few_tiles)
     return of_size and problem.k * DTYPE_BYTES[problem.dtype_a] >= LEAST_K_BYTES and streamable(problem)
 
 
-def is_short(problem: MatmulProblem) -> bool:
+def is_short(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether `short_configs` has what is the fastest; what lanes need to store C, `plan_cluster` knows better."""
-    return has_short_side(problem) and tma_writes(problem)
+    return has_short_side(problem, gpu) and tma_writes(problem)
 
 
 def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu: Gpu) -> np.ndarray:
