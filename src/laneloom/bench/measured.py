@@ -147,14 +147,15 @@ def layer_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
 
 
 def config_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
-    """Of products that many configs were measured of on `source`, rows of what the plan takes."""
-    yield from (product_row(row, row.batch, row.torch_us, source) for row, _ in planned(path))
+    """Of products that many configs were measured of on `source`, rows of what the plan takes, beside torch.matmul."""
+    yield from (product_row(row, row.batch, row.torch_us, source) for row, _ in planned(path) if row.dtype != "fp8")
 
 
 #: what else of a GPU's folder, or of one like it, has measurements, and how they are read
 OTHER_FILES = {
     "attention_models.csv": model_rows, GROUPS_FILE: group_rows, "calls.csv": call_rows, "layers.csv": layer_rows,
     "tiles_wide.csv": config_rows, "tiles_batches.csv": config_rows, "tiles_unaligned.csv": config_rows,
+    "tiles_decode.csv": config_rows, "tiles_short.csv": config_rows, "tiles_small.csv": config_rows,
 }  # fmt: skip
 
 
