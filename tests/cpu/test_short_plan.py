@@ -30,14 +30,14 @@ def problem(m, n, k, **options):
     return MatmulProblem.contiguous(m, n, k, **{"dtype": "bf16", "dtype_out": "bf16", **options})
 
 
-@pytest.mark.parametrize(("dtype", "ratio"), [("bf16", 1.21), ("fp8", 1.43)])
-def test_the_plan_is_near_the_fastest_and_ahead_of_torch(dtype, ratio):
+@pytest.mark.parametrize(("dtype", "ratio", "behind", "slow"), [("bf16", 1.21, 0.026, 2), ("fp8", 1.43, 0.027, 1)])
+def test_the_plan_is_near_the_fastest_and_ahead_of_torch(dtype, ratio, behind, slow):
     found = planned(MEASURED, [dtype])
     assert len(found) >= sum(kind == dtype for kind, _ in short_products()) - 2
-    assert mean(row.us / min(other.us for other in every) - 1 for row, every in found) < 0.028
+    assert mean(row.us / min(other.us for other in every) - 1 for row, every in found) < behind
     ratios = [row.torch_us / row.us for row, _ in found]
     assert geometric_mean(ratios) > ratio
-    assert sum(one < 0.97 for one in ratios) <= 2
+    assert sum(one < 0.97 for one in ratios) <= slow
 
 
 def test_estimates_are_near_the_times():

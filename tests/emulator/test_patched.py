@@ -349,14 +349,12 @@ def test_shipped_tables_are_from_the_records():
         folder = {gpu: name for name, gpu in measured.FOLDERS.items()}[table.stem]
         records = [record for path in (root / folder).glob("*.jsonl") for record in load(path)]
         rows = [row for row, _ in measured.rows_of(records)]
-        for name, read in measured.OTHER_FILES.items():
-            others = [other for other in measured.MODELS[table.stem] if (root / other / name).is_file()]
-            for other in others[:1]:
-                path, source = root / other / name, f"on one {other.upper()}"
-                if read is measured.config_rows:  # the plan's configs are among all
-                    rows += [measured.product_row(row, row.batch, row.torch_us, source) for row in read_wide(path)]
-                else:
-                    rows += read(path, source)
+        for path, read in measured.other_files(root, table.stem):
+            source = f"on one {path.parent.name.upper()}"
+            if read is measured.config_rows:  # the plan's configs are among all
+                rows += [measured.product_row(row, row.batch, row.torch_us, source) for row in read_wide(path)]
+            else:
+                rows += read(path, source)
         shipped = json.loads(table.read_text())["measurements"]
         assert shipped
         known = {json.dumps(row) for row in rows}

@@ -39,7 +39,6 @@ from ..ops.matmul.plan_few import is_few
 from ..ops.matmul.plan_half import half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates, long_side, tiled
 from ..ops.matmul.plan_rows import batched_rows, one_row
-from ..ops.matmul.plan_short import MOST_TRIED
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
@@ -74,7 +73,8 @@ OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 TILES_OF_UNALIGNED = 4  #: likely configs of `hopper` that a product of rows anywhere is measured with
 CLUSTERS_OF_UNALIGNED = 80  #: of `hopper_cluster`, of which two of each height, way up and kind are
 CLUSTERS_OF_BATCH = 12  #: likely configs of `hopper_cluster` that a batch is measured with
-LIKELY_OF_FEW = 1.35  #: times the shortest estimate
+LIKELY_OF_FEW, MOST_OF_FEW = 1.35, 40  #: times the shortest estimate, and configs
+OF_FEW = DECODE | SHORT | SMALL  #: what `_of_few` is for
 SLOWEST, SLOWEST_OF_FEW = 2.5, 1.25  #: times the fastest: slower configs, but the plan's, are left out of the file
 
 
@@ -145,7 +145,7 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """The plan's, likely ones of `hopper_cluster`, one or two of every other schedule, and of K in parts."""
     yield plan(problem, gpu)
-    ranked = list(islice(cluster_configs(problem, gpu), MOST_TRIED))
+    ranked = list(islice(cluster_configs(problem, gpu), MOST_OF_FEW))
     yield from (config for config, time_us in ranked if time_us <= LIKELY_OF_FEW * ranked[0][1])
     if is_few(problem):
         yield long_side(problem, gpu)
@@ -162,8 +162,7 @@ def _of_few(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     batched = problem.dtype_a in HALVES and problem.batches > 1
-    few = problem in DECODE or problem in SHORT or problem in SMALL
-    if batched or few or problem in NOT_ALIGNED:
+    if batched or problem in NOT_ALIGNED or problem in OF_FEW:
         of = _of_batch if batched else _unaligned if problem in NOT_ALIGNED else _of_few
         found = dict.fromkeys(of(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
@@ -222,7 +221,7 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
         calls[config.text] = lambda i, call=call: call(*operands[i], outs[i])
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     torch_us = round(timings.pop("torch").median_us, 2)
-    slowest = SLOWEST_OF_FEW if problem in DECODE or problem in SHORT or problem in SMALL else SLOWEST
+    slowest = SLOWEST_OF_FEW if problem in OF_FEW else SLOWEST
     near, taken = slowest * min(timing.median_us for timing in timings.values()), plan(problem, gpu).text
     torch_error = float(f"{errors['torch']:.2e}")
     return [

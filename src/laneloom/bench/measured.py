@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,14 @@ OTHER_FILES = {
 }  # fmt: skip
 
 
+def other_files(results: Path, gpu: str) -> Iterator[tuple[Path, Callable[[Path, str], Iterator[dict[str, Any]]]]]:
+    """OTHER_FILES of the GPU, each from the first folder that has it, with what reads it."""
+    for name, read in OTHER_FILES.items():
+        paths = (results / other / name for other in MODELS.get(gpu, ()))
+        if path := next(filter(Path.is_file, paths), None):
+            yield path, read
+
+
 def write(results: Path, tables: Path = TABLES) -> list[Path]:
     """Write the table of every GPU that `results` has records of."""
     written = []
@@ -169,12 +177,10 @@ def write(results: Path, tables: Path = TABLES) -> list[Path]:
         hosts = [results / other / "host_time.jsonl" for other in MODELS.get(gpu, ())]
         for path in filter(Path.is_file, hosts):
             table["host_us"] = host_of(load(path)) | table["host_us"]
-        for name, read in OTHER_FILES.items():
+        for path, read in other_files(results, gpu):
             known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
-            paths = (results / other / name for other in MODELS.get(gpu, ()))
-            if path := next(filter(Path.is_file, paths), None):
-                rows = read(path, f"on one {path.parent.name.upper()}")
-                table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
+            rows = read(path, f"on one {path.parent.name.upper()}")
+            table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
         if table["measurements"]:
             rows = ",\n".join(json.dumps(row) for row in table.pop("measurements"))
             head = json.dumps(table, indent=1)[:-2]

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 WIDE = ("fp32", "fp64")
 DTYPES = (*WIDE, "bf16", "fp8")
 SLOW = 0.97  #: of torch.matmul
-ROW_GROUPS = ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 2048))
+#: what a table calls its rows -> the most rows or columns of the short side
+ROW_GROUPS = {
+    "1": 1, "2 to 8": 8, "9 to 16": 16, "17 to 32": 32, "33 to 64": 64, "65 to 128": 128, "129 to 256": 256,
+    "257 to 512": 512, "513 to 2048": 2048,
+}  # fmt: skip
+SHORT_K = "K of a slice or less"
 SLOWEST_LISTED = 8
 
 
@@ -76,18 +81,16 @@ def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
 
 
 def _group(row: Row) -> str:
-    """Of a table's: a K of a slice or less, or how many rows or columns the short side has."""
+    """Of ROW_GROUPS, or SHORT_K."""
     if row.k * DTYPE_BYTES[row.problem.dtype_a] <= SLICE_BYTES:
-        return "K of a slice or less"
-    short = min(row.m, row.n)
-    return next(f"{first} to {last}" if last > first else f"{first}" for first, last in ROW_GROUPS if short <= last)
+        return SHORT_K
+    return next(group for group, most in ROW_GROUPS.items() if min(row.m, row.n) <= most)
 
 
 def render_decode(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     """Markdown: what the plan takes by the number of rows or columns, then the slowest beside torch."""
     lines = ["| | rows or columns | products | x torch | least | behind the fastest |", "|---" * 6 + "|"]
-    groups = [f"{first} to {last}" if last > first else f"{first}" for first, last in ROW_GROUPS]
-    for dtype, group in product(DTYPES, (*groups, "K of a slice or less")):
+    for dtype, group in product(DTYPES, (*ROW_GROUPS, SHORT_K)):
         of = [x for x in taken if x[0].dtype == dtype and _group(x[0]) == group]
         if not of:
             continue

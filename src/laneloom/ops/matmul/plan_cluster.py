@@ -264,7 +264,7 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
 
 
 def own_estimate(problem: MatmulProblem, gpu: Gpu) -> tuple[_Configs, _Time] | None:
-    """What ranks the configs of a product with few rows or columns, and the time of one of them; None for others."""
+    """What ranks the configs of few rows, columns or tiles, and the time of one of them; None for other products."""
     if is_few(problem):
         return few_configs, few_us
     return (short_configs, short_us) if is_short(problem, gpu) else None
@@ -274,13 +274,12 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first.
 
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
-    shared = compared_as(gpu)
-    if own := own_estimate(problem, gpu):
-        configs, us = own
-        for config, time_us in configs(problem, gpu):
-            yield config, time_us if shared == gpu else us(problem, config, shared)
-    else:
+    if (own := own_estimate(problem, gpu)) is None:
         yield from general_configs(problem, gpu)
+        return
+    (configs, us), shared = own, compared_as(gpu)
+    for config, time_us in configs(problem, gpu):
+        yield config, time_us if shared == gpu else us(problem, config, shared)
 
 
 def general_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:

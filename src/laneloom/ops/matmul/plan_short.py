@@ -208,11 +208,12 @@ def _shapes(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> _Shapes:
     stages = panels_and_stages(room, lines * SLICE_BYTES, 4 * consumers, panels, MOST_STAGES)[1]
     clusters_of = ceil_div(ceil_div(of.m, rows), share_b) * ceil_div(ceil_div(of.n, columns), share_a)
     fits = (parts == 1) | (clusters_of * config.classes(problem) <= clusters_at_once(shapes.peers, gpu))
-    for whole in (True, False):  # of K
-        kind = replace(config, cluster_k=1 if whole else 2)
-        sums = {r: kind.with_knobs(block_m=r, consumers=c).most_sums(problem) for r, c in ROWS.items()}
-        most = np.choose(rows // 64, (0, *sums.values()))
-        fits &= ((parts == 1) != whole) | (rows * columns <= 128 * consumers * most)
+    whole, cut = (
+        np.choose(rows // 64, (0, *(
+            config.with_knobs(block_m=r, consumers=c, cluster_k=of_k).most_sums(problem) for r, c in ROWS.items()
+        ))) for of_k in (1, 2)
+    )  # fmt: skip
+    fits &= rows * columns <= 128 * consumers * np.where(parts == 1, whole, cut)
     fits &= (stages >= 2) & (rows % share_a == 0) & (columns % share_b == 0)
     return _Shapes(*(x[fits] for x in vars(replace(shapes, stages=stages)).values()))
 
