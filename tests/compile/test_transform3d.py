@@ -207,6 +207,42 @@ def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
         )
 
 
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("dtype", ["fp32", "complex64"])
+@pytest.mark.parametrize("k", [1, 2, 6, 7, 8, 9, 10, 11, 12])
+def test_fma_kernel_pads_nothing_and_does_not_spill(k, dtype, few):
+    needs_nvrtc()
+    from laneloom.ops.transform3d.config_fma import fma_config
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
+
+    for same, accumulate in ((True, False), (False, True)):
+        problem = Transform3dProblem(k, 1000 if few else 100_000, dtype, same, accumulate)
+        config = fma_config(problem, HOPPER)
+        assert config is not None
+        code = compile_on_hopper(problem, config, HOPPER)
+        assert code.spills == 0
+        assert code.scratch_bytes == 0
+        assert "cp.async.bulk" in code.asm
+        assert len(re.findall(r"\bfma\.rn\.f32\b", code.asm)) == 3 * 2 * k * k // config.lanes
+        words = re.findall(r"st\.global\.(\S+)", code.asm)
+        assert set(words) == {"f64" if k % 2 == 0 or dtype == "complex64" else "f32"}
+
+
+@pytest.mark.parametrize("schedule", ["flat", "fma"])
+def test_tensors_that_lie_at_odd_distances_are_stored_one_by_one(schedule):
+    needs_nvrtc()
+    from laneloom.ops.transform3d.config_flat import flat_config
+    from laneloom.ops.transform3d.config_fma import fma_config
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
+
+    for stride, pairs in ((512, True), (513, False)):
+        problem = Transform3dProblem(8, 100_000, "fp32", stride_out=stride)
+        config = {"flat": flat_config, "fma": fma_config}[schedule](problem, HOPPER)
+        assert config.bulk
+        words = set(re.findall(r"st\.global\.(\S+)", compile_on_hopper(problem, config, HOPPER).asm))
+        assert (words == {"f32"}) != pairs
+
+
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_levels_compile(level):
     needs_nvrtc()

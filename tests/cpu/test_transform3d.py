@@ -29,6 +29,7 @@ from laneloom.ops.transform3d import (
 )
 from laneloom.ops.transform3d.config import plan_with_reasons
 from laneloom.ops.transform3d.config_flat import FlatConfig, comes_first, flat_config
+from laneloom.ops.transform3d.config_fma import FmaConfig, fma_config
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig, CublasdxConfig, KroneckerConfig, LevelsConfig
 
 HOPPER = get_gpu("sm_90a")
@@ -106,14 +107,15 @@ def test_every_k_has_a_valid_plan_on_every_gpu(dtype, same, accumulate):
 def test_hopper_runs_one_kernel(k, dtype):
     for problem in (Transform3dProblem(k, 100, dtype), Transform3dProblem(k, 100, dtype, alignment=8)):
         config = plan(problem, HOPPER)
-        assert isinstance(config, FusedConfig | FlatConfig)
+        assert isinstance(config, FusedConfig | FlatConfig | FmaConfig)
         assert config.bulk or not problem.vector_aligned
         assert problem.alignment == 16 or not config.bulk
-        assert config.schedule == ("flat" if comes_first(problem) else "fused")
+        in_fp64 = "flat" if comes_first(problem) else "fused"
+        assert config.schedule == ("fma" if dtype == "fp32" and k <= 12 else in_fp64)
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
-def test_flat_is_one_arithmetic_for_every_batch_and_place(dtype):
+def test_one_arithmetic_for_every_batch_and_place(dtype):
     for k, same in itertools.product(range(1, 40), (True, False)):
         kinds = {
             plan(Transform3dProblem(k, count, dtype, same, stride_x=stride, alignment=alignment), HOPPER).schedule
@@ -130,6 +132,19 @@ def test_flat_copies_odd_orders_in_whole_groups():
     assert apart is not None
     assert not apart.bulk
     assert flat_config(Transform3dProblem(40, 100, "fp32"), HOPPER) is None
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "complex64"])
+def test_fma_fits_whatever_lies_how(dtype):
+    for k, same, count in itertools.product(range(1, 13), (True, False), (1, 2048, 100_000)):
+        for stride, alignment in ((None, 16), (k**3 + 1, 16), (None, 8)):
+            problem = Transform3dProblem(k, count, dtype, same, stride_x=stride, alignment=alignment)
+            config = fma_config(problem, HOPPER)
+            assert config is not None
+            assert config.bulk == (alignment == 16 and (stride is None or count == 1))
+            assert k % config.lanes == 0, "nothing is padded"
+    assert fma_config(Transform3dProblem(13, 100, dtype), HOPPER) is None
+    assert fma_config(Transform3dProblem(10, 100, "fp64"), HOPPER) is None
 
 
 def test_plan_says_why():

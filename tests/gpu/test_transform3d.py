@@ -23,6 +23,7 @@ from laneloom.ops.transform3d import (  # noqa: E402
     transform3d,
 )
 from laneloom.ops.transform3d.config_flat import FlatConfig, flat_config  # noqa: E402
+from laneloom.ops.transform3d.config_fma import FmaConfig, fma_config  # noqa: E402
 from laneloom.ops.transform3d.problem import Transform3dProblem  # noqa: E402
 
 pytestmark = [
@@ -68,7 +69,7 @@ def test_every_k(k, dtype):
     again = transform3d(x, t)
     assert torch.equal(out, again)
     if k <= 30 or k == 32:
-        assert plan(Transform3dProblem(k, count, dtype), get_gpu("sm_90a")).schedule in ("flat", "fused")
+        assert plan(Transform3dProblem(k, count, dtype), get_gpu("sm_90a")).schedule in ("flat", "fma", "fused")
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32"])
@@ -110,6 +111,43 @@ def test_strides_and_alignment(k):
     transform3d(strided, t, out=target[..., :k])
     assert share(target[..., :k], strided, t) <= BUDGET
     assert bool(target[..., k].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128, torch.complex64])
+@pytest.mark.parametrize("k", [5, 6, 8, 9, 10, 14, 16, 18])
+def test_tensors_of_out_at_odd_distances(k, dtype):
+    x, t = torch.randn(50, k, k, k, dtype=dtype, device="cuda"), torch.randn(k, k, dtype=dtype, device="cuda").real
+    buffer = torch.full((50, k**3 + 1), float("nan"), dtype=dtype, device="cuda")
+    out = buffer[:, : k**3].view(50, k, k, k)
+    transform3d(x, t, out=out)
+    assert torch.equal(out, transform3d(x, t))
+    assert bool(buffer[:, -1].isnan().all())
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", "complex64"])
+@pytest.mark.parametrize("k", [*range(1, 13)])
+def test_fma_in_whole_groups_and_parts_of_them(k, dtype, same, accumulate):
+    config = fma_config(Transform3dProblem(k, 100_000, dtype, same), get_gpu("sm_90a"))
+    count = 2 * config.group + 1 if k > 2 else 5000
+    x = random(count, k, k, k, *(2,) * (dtype == "complex64"), dtype="fp32")
+    x = torch.view_as_complex(x) if dtype == "complex64" else x
+    t = random(*(k, k) if same else (3, k, k), dtype="fp32", seed=1)
+    start = torch.randn_like(x)
+
+    def run(config, x=x):
+        out = start.clone()
+        return transform3d(x, t, out=out, accumulate=accumulate, config=config)
+
+    got = run(config)
+    assert share(got, x, t, dtype, **({"start": start.cpu().numpy()} if accumulate else {})) <= BUDGET
+    assert torch.equal(run(fma_config(Transform3dProblem(k, 1, dtype, same), get_gpu("sm_90a"))), got), "batch invariance"
+    # Any number of lanes, and not from a multiple of 16 bytes on: by plain loads.
+    for lanes in range(1, min(k, 3) + 1):
+        assert torch.equal(run(FmaConfig(group=3, warps=3, lanes=lanes, bulk=False)), got)
+    shifted = torch.cat((x.flatten()[:1], x.flatten()))[1:].view(x.shape)
+    assert torch.equal(run(replace(config, bulk=False), shifted), got)
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
@@ -204,7 +242,7 @@ def test_complex_tensors_of_every_kind_of_order(k, dtype):
     transform3d(x.conj(), t[0], out=out, transpose=True, accumulate=True)
     assert share(out, x.conj(), t[0], name, transpose=True, start=start.cpu().numpy()) <= BUDGET
     if k <= 24 and k % 2 == 0:
-        assert plan(Transform3dProblem(k, 19, name), get_gpu("sm_90a")).schedule in ("flat", "fused")
+        assert plan(Transform3dProblem(k, 19, name), get_gpu("sm_90a")).schedule in ("flat", "fma", "fused")
 
 
 @pytest.mark.parametrize("k", [4, 10, 17])

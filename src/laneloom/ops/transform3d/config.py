@@ -182,6 +182,7 @@ class MatmulsConfig(Transform3dConfig):
 SCHEDULES: Mapping[str, tuple[str, str]] = {
     "fused": ("config", "FusedConfig"),
     "flat": ("config_flat", "FlatConfig"),
+    "fma": ("config_fma", "FmaConfig"),
     "rows": ("config", "RowsConfig"),
     "matmuls": ("config", "MatmulsConfig"),
     "chained": ("config", "ChainedConfig"),
@@ -282,7 +283,12 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
         yield RowsConfig(), "three passes for any strides, dtype and accumulation"
         return
     from .config_flat import comes_first, flat_config
+    from .config_fma import fma_config
 
+    fma = fma_config(problem, gpu)
+    if fma is not None:
+        how = "bulk copies" if fma.bulk else "plain loads, since K or the alignment forbids bulk copies"
+        yield fma, f"FP32 multiply-adds without padding, each tensor read and written once ({how})"
     flat = flat_config(problem, gpu) if comes_first(problem) else None
     if flat is not None:
         how = "bulk copies" if flat.bulk else "plain loads, since K or the alignment forbids bulk copies"

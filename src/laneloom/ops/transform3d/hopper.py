@@ -1,4 +1,4 @@
-"""The CUDA C++ schedules `fused` and `flat`: compiled for one K, loaded, launched on tensors that lie alike."""
+"""The CUDA C++ schedules `fused`, `flat` and `fma`: compiled for one K, loaded, launched on tensors that lie alike."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ...device.prepared import current_stream
 from ...gpu import Gpu
 from .config import FusedConfig
 from .config_flat import FlatConfig
+from .config_fma import FmaConfig
 from .problem import Transform3dProblem
 
 _VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
 
 
-def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatConfig, gpu: Gpu) -> CodeObject:
+def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu) -> CodeObject:
     """kernels/<schedule>.cu, its knobs as constants, for this K and dtype; needs NVRTC, no GPU."""
     knobs = {name.upper(): int(value) for name, value in asdict(config).items() if name != "schedule"}
     constants = {
@@ -31,6 +32,7 @@ def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatCon
         "ACCUMULATE": int(problem.accumulate),
         "VALUE": _VALUE[problem.dtype],
         "PARTS": problem.parts,
+        "VECTORS_OUT": int(problem.vector_aligned),
     }
     name = f"{config.schedule}.cu"
     return compile_cuda(
@@ -44,14 +46,16 @@ def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatCon
 
 
 def prepare(
-    problem: Transform3dProblem, config: FusedConfig | FlatConfig, gpu: Gpu, x: Any, factors: Any, out: Any
+    problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu, x: Any, factors: Any, out: Any
 ) -> Callable[[Any, Any, Any], None]:
     """What runs for torch tensors that lie as these do: x, out, each tensor dense; factors: real, [K, K] or [3, K, K].
 
     Raises UnsupportedError without the extra `cuda`.
     """
     device = x.device.index
-    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, device)
+    # Of the strides the code knows only whether all tensors are aligned.
+    alignment = problem.alignment if problem.vector_aligned else min(problem.alignment, problem.element_bytes)
+    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None, alignment=alignment), config, gpu, device)
     matrix_strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
     tensor_strides = (problem.parts * problem.stride_x, problem.parts * problem.stride_out)  # pyright: ignore
     # x, matrix, out, n, stride_x, stride_out, stride_axis, stride_k, stride_n
@@ -66,6 +70,6 @@ def prepare(
 
 
 @cache
-def _load(problem: Transform3dProblem, config: FusedConfig | FlatConfig, gpu: Gpu, device: int) -> CudaFunction:
+def _load(problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu, device: int) -> CudaFunction:
     """The kernel, loaded on `device`."""
     return load_function(compile_on_hopper(problem, config, gpu), device)

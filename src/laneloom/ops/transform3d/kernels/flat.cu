@@ -9,7 +9,7 @@
 // The arithmetic is FP64 whatever VALUE is. float is rounded after each contraction.
 //
 // Compile-time constants: K, GROUP, WARPS, CTAS_PER_SM, BULK (1: bulk copies, which need 16-byte alignment; 0: plain
-// loads), SAME_MATRIX, ACCUMULATE, VALUE (double or float), PARTS (1 real, 2 complex: real and imaginary part lie side by
+// loads), VECTORS_OUT (1: every tensor of `out` begins at a multiple of 16 bytes), SAME_MATRIX, ACCUMULATE, VALUE (double or float), PARTS (1 real, 2 complex: real and imaginary part lie side by
 // side and are lines of their own; strides count VALUEs).
 
 #define K2 (K * K)
@@ -22,7 +22,7 @@
 #define T_STRIDE (PADDED + 4 / ((int)sizeof(VALUE) / 4))  // few bank conflicts when fragments are read
 #define MATRICES (SAME_MATRIX ? 1 : 3)
 #define PAIRS (ROW % 2 == 0)  // two neighbours of a plane are aligned, and of one row
-#define VECTORS_OUT (BULK || PARTS == 2)
+#define PAIRS_OUT (VECTORS_OUT || PARTS == 2)
 #define X_BYTES ((GROUP * K * PLANE * (int)sizeof(VALUE) + 15) / 16 * 16)
 
 typedef unsigned int u32;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void contract(VALUE* tensors, VALUE* out, i64 stride_
           if (neighbours) v1 += (double)q[1];
         }
 #endif
-        if (neighbours && (AXIS != ALONG_A || VECTORS_OUT)) {
+        if (neighbours && (AXIS != ALONG_A || PAIRS_OUT)) {
           *(VALUE2*)q = VALUE2{(VALUE)v0, (VALUE)v1};
         } else {
           q[0] = (VALUE)v0;

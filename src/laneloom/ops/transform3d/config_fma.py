@@ -1,0 +1,80 @@
+"""The knobs of kernels/fma.py, which takes float32 and complex64 of low orders on Hopper, and those that were fastest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from ...gpu import Gpu
+from .config import FEW_TENSORS, Transform3dConfig, why_no_room
+from .problem import Transform3dProblem
+
+_MAX_K = 12  #: above, a lane has no registers for its columns of the matrix and memory is not the bound
+_MAX_WARPS = 32
+_PIECE = 16  #: bytes, which bulk copies come in
+_MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
+_WARPS = 4
+_BYTES_OF_CTA, _BYTES_OF_LARGE = 24 * 1024, 48 * 1024  #: of tensors, by K up to 8 and beyond
+_SMALL_K, _ONE_LANE_K = 8, 7
+_SHARE_OF_FEW = 6  #: so many CTAs for one, where there are too few tensors to fill the GPU many times
+
+
+@dataclass(frozen=True, kw_only=True)
+class FmaConfig(Transform3dConfig):
+    """kernels/fma.py: CTAs hold whole tensors; lanes contract two lines of an axis at a time by FP32 multiply-adds."""
+
+    schedule: str = "fma"
+    group: int = 1  #: tensors of one CTA
+    warps: int  #: of one CTA
+    lanes: int = 1  #: that share two lines along an axis: each makes K / lanes of their elements
+    bulk: bool = True  #: bulk copies in; else plain loads, for any K and alignment
+
+    def shared_bytes(self, problem: Transform3dProblem) -> int:
+        """Dynamic shared memory of one CTA: tensors, matrices, a barrier."""
+        tensors = -(-self.group * problem.k**3 * problem.element_bytes // 16) * 16
+        matrices = (1 if problem.same_matrix else 3) * problem.k * self.lanes * -(-problem.k // self.lanes)
+        return tensors + -(-matrices // 2) * 8 + 8
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """See Transform3dConfig."""
+        if gpu.name != "sm_90a":
+            return f"the fma schedule is CUDA C++ for sm_90a, not for {gpu.name} ({gpu.family})"
+        if problem.dtype not in ("fp32", "complex64"):
+            return f"the fma schedule adds up in FP32: float32 and complex64, got {problem.dtype}"
+        if problem.complex_matrix:
+            return "the fma kernel multiplies by a real matrix: a complex one takes four real products, not two"
+        if not 1 <= self.lanes <= problem.k or -(-problem.k // self.lanes) * problem.k > _MOST_OF_MATRIX:
+            return (
+                f"a lane's columns of the matrix are in registers, up to {_MOST_OF_MATRIX} elements, "
+                f"got K={problem.k} over lanes={self.lanes}"
+            )
+        if problem.alignment < problem.element_bytes and problem.parts == 2:
+            return "a complex tensor must start at a multiple of its element's size"
+        tensors_in_one = problem.alignment >= _PIECE and problem.stride_x == problem.k**3
+        whole = self.group * problem.k**3 * problem.element_bytes % _PIECE == 0
+        if self.bulk and not problem.vector_aligned and not (tensors_in_one and whole):
+            return (
+                "bulk copies need tensors of whole 16 bytes at multiples of 16 bytes, "
+                "or side by side and of whole 16 bytes in every group"
+            )
+        if min(self.group, self.warps) < 1 or self.warps > _MAX_WARPS:
+            return f"group must be at least 1, warps 1 to {_MAX_WARPS}"
+        return why_no_room(f"{self.group} tensors of K={problem.k}", self.shared_bytes(problem), 1, gpu)
+
+
+def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
+    """Knobs by which every K up to 12 was near its fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
+    k, tensor = problem.k, problem.k**3 * problem.element_bytes
+    if k > _MAX_K:
+        return None
+    lanes = 1 if k <= _ONE_LANE_K or k % 2 else 2
+    room = _BYTES_OF_CTA if k <= _SMALL_K else _BYTES_OF_LARGE
+    group = max(room // (_SHARE_OF_FEW if problem.count <= FEW_TENSORS else 1) // tensor, 1)
+    pairs = -(-group * k * k * problem.parts // 2)
+    warps = min(_WARPS, -(-pairs * lanes // 32))
+    whole = _PIECE // gcd(_PIECE, tensor)
+    for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
+        config = FmaConfig(group=max(group // of, 1) * of, warps=warps, lanes=lanes, bulk=bulk)
+        if config.why_invalid(problem, gpu) is None:
+            return config
+    return None
