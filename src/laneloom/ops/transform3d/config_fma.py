@@ -1,7 +1,8 @@
-"""The knobs of kernels/fma.py, which takes float32 and complex64 of low orders on Hopper, and those that were fastest."""
+"""The knobs of kernels/fma.py, which takes float32 and complex64 of most low orders on Hopper, and those that were fastest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -9,13 +10,14 @@ from ...gpu import Gpu
 from .config import FEW_TENSORS, Transform3dConfig, why_no_room
 from .problem import Transform3dProblem
 
-_MAX_K = 12  #: above, a lane has no registers for its columns of the matrix and memory is not the bound
+#: K of which it was faster than `flat` on one H200, whose tiles of 8 columns these leave part empty, and its lanes there
+_LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
 _MAX_WARPS = 32
 _PIECE = 16  #: bytes, which bulk copies come in
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
 _BYTES_OF_CTA, _BYTES_OF_LARGE = 24 * 1024, 48 * 1024  #: of tensors, by K up to 8 and beyond
-_SMALL_K, _ONE_LANE_K = 8, 7
+_SMALL_K = 8
 _SHARE_OF_FEW = 6  #: so many CTAs for one, where there are too few tensors to fill the GPU many times
 
 
@@ -63,11 +65,11 @@ class FmaConfig(Transform3dConfig):
 
 
 def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
-    """Knobs by which every K up to 12 was near its fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
+    """Knobs by which these K were near their fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
     k, tensor = problem.k, problem.k**3 * problem.element_bytes
-    if k > _MAX_K:
+    lanes = _LANES.get(k)
+    if lanes is None:
         return None
-    lanes = 1 if k <= _ONE_LANE_K or k % 2 else 2
     room = _BYTES_OF_CTA if k <= _SMALL_K else _BYTES_OF_LARGE
     group = max(room // (_SHARE_OF_FEW if problem.count <= FEW_TENSORS else 1) // tensor, 1)
     pairs = -(-group * k * k * problem.parts // 2)
