@@ -129,7 +129,8 @@ def test_tensors_of_out_at_odd_distances(k, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "complex64"])
 @pytest.mark.parametrize("k", [*range(1, 8), *range(9, 13), 15, 18])
 def test_fma_in_whole_groups_and_parts_of_them(k, dtype, same, accumulate):
-    config = fma_config(Transform3dProblem(k, 100_000, dtype, same), get_gpu("sm_90a"))
+    problem = Transform3dProblem(k, 100_000, dtype, same)
+    config = fma_config(problem, get_gpu("sm_90a"))
     count = 2 * config.group + 1 if k > 2 else 5000
     x = random(count, k, k, k, *(2,) * (dtype == "complex64"), dtype="fp32")
     x = torch.view_as_complex(x) if dtype == "complex64" else x
@@ -142,7 +143,7 @@ def test_fma_in_whole_groups_and_parts_of_them(k, dtype, same, accumulate):
 
     got = run(config)
     assert share(got, x, t, dtype, **({"start": start.cpu().numpy()} if accumulate else {})) <= BUDGET
-    assert torch.equal(run(fma_config(Transform3dProblem(k, 1, dtype, same), get_gpu("sm_90a"))), got), "batch invariance"
+    assert torch.equal(run(fma_config(replace(problem, count=1), get_gpu("sm_90a"))), got), "batch invariance"
     # Any number of lanes, and not from a multiple of 16 bytes on: by plain loads.
     for lanes in {min(k, lanes) for lanes in ((1, 2, 3) if k <= 12 else (3, 4, 5))}:
         assert torch.equal(run(FmaConfig(group=1, warps=3, lanes=lanes, bulk=False)), got)

@@ -1,4 +1,4 @@
-"""The knobs of kernels/fma.py, which takes float32 and complex64 of most low orders on Hopper, and those that were fastest."""
+"""The knobs of kernels/fma.py, which takes float32 and complex64 of most low K on Hopper, and what was fastest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ...gpu import Gpu
 from .config import FEW_TENSORS, Transform3dConfig, why_no_room
 from .problem import Transform3dProblem
 
-#: K of which it was faster than `flat` on one H200, whose tiles of 8 columns these leave part empty, and its lanes there
+#: K of which it was faster than `flat` on one H200 -> lanes. These leave the tiles of 8 columns of FP64 part empty
 _LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
+_LANES_OF_FEW: Mapping[int, int] = {12: 4}
 _MAX_WARPS = 32
 _PIECE = 16  #: bytes, which bulk copies come in
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
-_BYTES_OF_CTA, _BYTES_OF_LARGE = 24 * 1024, 48 * 1024  #: of tensors, by K up to 8 and beyond
 _SMALL_K = 8
-_SHARE_OF_FEW = 6  #: so many CTAs for one, where there are too few tensors to fill the GPU many times
+#: bytes of a CTA's tensors, up to that K and beyond; the same where there are too few tensors to fill the GPU many times
+_BYTES, _BYTES_OF_FEW = (24 * 1024, 48 * 1024), (4 * 1024, 16 * 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,17 +67,16 @@ class FmaConfig(Transform3dConfig):
 
 def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
     """Knobs by which these K were near their fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
-    k, tensor = problem.k, problem.k**3 * problem.element_bytes
-    lanes = _LANES.get(k)
+    k, tensor, few = problem.k, problem.k**3 * problem.element_bytes, problem.count <= FEW_TENSORS
+    lanes = _LANES_OF_FEW.get(k, _LANES.get(k)) if few else _LANES.get(k)
     if lanes is None:
         return None
-    room = _BYTES_OF_CTA if k <= _SMALL_K else _BYTES_OF_LARGE
-    group = max(room // (_SHARE_OF_FEW if problem.count <= FEW_TENSORS else 1) // tensor, 1)
-    pairs = -(-group * k * k * problem.parts // 2)
-    warps = min(_WARPS, -(-pairs * lanes // 32))
+    group = max((_BYTES_OF_FEW if few else _BYTES)[k > _SMALL_K] // tensor, 1)
     whole = _PIECE // gcd(_PIECE, tensor)
     for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
-        config = FmaConfig(group=max(group // of, 1) * of, warps=warps, lanes=lanes, bulk=bulk)
+        tensors = max(group // of, 1) * of
+        units = -(-tensors * k * k * problem.parts // 2) * lanes
+        config = FmaConfig(group=tensors, warps=min(_WARPS, -(-units // 32)), lanes=lanes, bulk=bulk)
         if config.why_invalid(problem, gpu) is None:
             return config
     return None

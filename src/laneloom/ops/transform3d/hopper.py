@@ -19,10 +19,11 @@ from .config_flat import FlatConfig
 from .config_fma import FmaConfig
 from .problem import Transform3dProblem
 
+OnHopper = FusedConfig | FlatConfig | FmaConfig
 _VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
 
 
-def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu) -> CodeObject:
+def compile_on_hopper(problem: Transform3dProblem, config: OnHopper, gpu: Gpu) -> CodeObject:
     """kernels/<schedule>.cu, its knobs as constants, for this K and dtype; needs NVRTC, no GPU."""
     knobs = {name.upper(): int(value) for name, value in asdict(config).items() if name != "schedule"}
     constants = {
@@ -46,7 +47,7 @@ def compile_on_hopper(problem: Transform3dProblem, config: FusedConfig | FlatCon
 
 
 def prepare(
-    problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu, x: Any, factors: Any, out: Any
+    problem: Transform3dProblem, config: OnHopper, gpu: Gpu, x: Any, factors: Any, out: Any
 ) -> Callable[[Any, Any, Any], None]:
     """What runs for torch tensors that lie as these do: x, out, each tensor dense; factors: real, [K, K] or [3, K, K].
 
@@ -70,6 +71,6 @@ def prepare(
 
 
 @cache
-def _load(problem: Transform3dProblem, config: FusedConfig | FlatConfig | FmaConfig, gpu: Gpu, device: int) -> CudaFunction:
+def _load(problem: Transform3dProblem, config: OnHopper, gpu: Gpu, device: int) -> CudaFunction:
     """The kernel, loaded on `device`."""
     return load_function(compile_on_hopper(problem, config, gpu), device)
