@@ -12,13 +12,13 @@ from .problem import Transform3dProblem
 
 #: K of which it was faster than `flat` on one H200 -> lanes. These leave the tiles of 8 columns of FP64 part empty
 _LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
-_LANES_OF_FEW: Mapping[int, int] = {12: 4}
+_OF_FEW: Mapping[int, tuple[int, int]] = {12: (4, 5)}  #: lanes and warps where there are few tensors
 _MAX_WARPS = 32
 _PIECE = 16  #: bytes, which bulk copies come in
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
 _SMALL_K = 8
-#: bytes of a CTA's tensors, up to that K and beyond; the same where there are too few tensors to fill the GPU many times
+#: bytes of a CTA's tensors, up to that K and beyond; the same where too few tensors fill the GPU many times
 _BYTES, _BYTES_OF_FEW = (24 * 1024, 48 * 1024), (4 * 1024, 16 * 1024)
 
 
@@ -68,15 +68,15 @@ class FmaConfig(Transform3dConfig):
 def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
     """Knobs by which these K were near their fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
     k, tensor, few = problem.k, problem.k**3 * problem.element_bytes, problem.count <= FEW_TENSORS
-    lanes = _LANES_OF_FEW.get(k, _LANES.get(k)) if few else _LANES.get(k)
-    if lanes is None:
+    if k not in _LANES:
         return None
+    lanes, warps = _OF_FEW[k] if few and k in _OF_FEW else (_LANES[k], _WARPS)
     group = max((_BYTES_OF_FEW if few else _BYTES)[k > _SMALL_K] // tensor, 1)
     whole = _PIECE // gcd(_PIECE, tensor)
     for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
         tensors = max(group // of, 1) * of
         units = -(-tensors * k * k * problem.parts // 2) * lanes
-        config = FmaConfig(group=tensors, warps=min(_WARPS, -(-units // 32)), lanes=lanes, bulk=bulk)
+        config = FmaConfig(group=tensors, warps=min(warps, -(-units // 32)), lanes=lanes, bulk=bulk)
         if config.why_invalid(problem, gpu) is None:
             return config
     return None
