@@ -148,6 +148,15 @@ def test_fma_fits_whatever_lies_how(dtype):
             assert k % config.lanes == 0, "nothing is padded"
     assert all(fma_config(Transform3dProblem(k, 100, dtype), HOPPER) is None for k in {*range(1, 65)} - {*FMA_ORDERS})
     assert fma_config(Transform3dProblem(10, 100, "fp64"), HOPPER) is None
+    for config, k, why in (
+        (FmaConfig(warps=4, lanes=8), 7, "lanes must be 1 to K=7 and at most 32, got 8"),
+        (FmaConfig(warps=4, lanes=33), 40, "lanes must be 1 to K=40 and at most 32, got 33"),
+        (FmaConfig(warps=4), 13, "a lane's columns of the matrix are in registers, up to 144 elements, got 169"),
+        (FmaConfig(warps=33), 6, "group must be at least 1, warps 1 to 32"),
+        (FmaConfig(warps=4, group=5), 7, "bulk copies need tensors of whole 16 bytes"),
+        (FmaConfig(warps=4, group=400), 10, "1 CTAs per SM leave"),
+    ):
+        assert config.why_invalid(Transform3dProblem(k, 1000, dtype), HOPPER).startswith(why)
 
 
 def test_plan_says_why():

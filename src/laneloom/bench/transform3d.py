@@ -36,7 +36,10 @@ _COPY_BLOCK = 2048
 _SMALL_BATCH = 2048  #: tensors
 _FOLDER = Path(str(resources.files("laneloom.ops.transform3d")))
 #: schedule -> what its machine code is made from
-SOURCES = {name: [_FOLDER / "kernels" / f"{name}.cu", _FOLDER / "hopper.py"] for name in ("fused", "flat", "fma")}
+_TEXTS = {"fused": ["fused.cu"], "flat": ["tensors.cuh", "flat.cu"], "fma": ["tensors.cuh", "fma.cu"]}
+SOURCES = {
+    name: [*(_FOLDER / "kernels" / text for text in texts), _FOLDER / "hopper.py"] for name, texts in _TEXTS.items()
+}
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "complex128": torch.complex128, "complex64": torch.complex64}
 
 

@@ -12,7 +12,7 @@ from .problem import Transform3dProblem
 
 _MAX_WARPS = 32
 _MAX_K = 32  #: a matrix has K^2 / 32 FP64 values in every lane
-_PIECE = 16  #: bytes, which bulk copies come in
+PIECE = 16  #: bytes, which bulk copies come in
 _BYTES_OF_CTA = 16 * 1024  #: of tensors, where they are small
 _BYTES_OF_FEW = 3 * 1024  #: the same where there are too few tensors to fill the GPU many times
 _WARPS_OF_SM, _CTAS_OF_SM, _MOST_WARPS = 16, 4, 12
@@ -27,6 +27,22 @@ _FUSED_FASTER: Mapping[str, tuple[int, ...]] = {
     "complex128": (4, 6, 8, 10, 12, 16, 20, 24),
 }
 _THREE_MATRICES_UP_TO = 24  #: K beyond which they spill registers
+
+
+def why_not_held(problem: Transform3dProblem, group: int, bulk: bool) -> str | None:
+    """Why CTAs cannot hold `group` whole tensors that come by bulk copies or plain loads, or None."""
+    if problem.complex_matrix:
+        return "the kernel multiplies by a real matrix: a complex one takes four real products, not two"
+    if problem.alignment < problem.element_bytes and problem.parts == 2:
+        return "a complex tensor must start at a multiple of its element's size"
+    tensors_in_one = problem.alignment >= PIECE and problem.stride_x == problem.k**3
+    whole = group * problem.k**3 * problem.element_bytes % PIECE == 0
+    if bulk and not problem.vector_aligned and not (tensors_in_one and whole):
+        return (
+            "bulk copies need tensors of whole 16 bytes at multiples of 16 bytes, "
+            "or side by side and of whole 16 bytes in every group"
+        )
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +66,10 @@ class FlatConfig(Transform3dConfig):
         """See Transform3dConfig."""
         if gpu.name != "sm_90a":
             return f"the flat schedule is CUDA C++ for sm_90a, not for {gpu.name} ({gpu.family})"
-        if problem.complex_matrix:
-            return "the flat kernel multiplies by a real matrix: a complex one takes four real products, not two"
         if problem.k > _MAX_K:
             return f"a lane's share of the matrix is in registers, which ends at K={_MAX_K}, got K={problem.k}"
-        if problem.alignment < problem.element_bytes and problem.parts == 2:
-            return "a complex tensor must start at a multiple of its element's size"
-        tensors_in_one = problem.alignment >= _PIECE and problem.stride_x == problem.k**3
-        whole = self.group * problem.k**3 * problem.element_bytes % _PIECE == 0
-        if self.bulk and not problem.vector_aligned and not (tensors_in_one and whole):
-            return (
-                "bulk copies need tensors of whole 16 bytes at multiples of 16 bytes, "
-                "or side by side and of whole 16 bytes in every group"
-            )
+        if why := why_not_held(problem, self.group, self.bulk):
+            return why
         if min(self.group, self.warps, self.ctas_per_sm) < 1 or self.warps > _MAX_WARPS:
             return f"group and ctas_per_sm must be at least 1, warps 1 to {_MAX_WARPS}"
         what = f"{self.group} tensors of K={problem.k}"
@@ -83,7 +90,7 @@ def flat_config(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
     """
     tensor = problem.k**3 * problem.element_bytes
     few = problem.count <= FEW_TENSORS
-    whole = _PIECE // gcd(_PIECE, tensor)
+    whole = PIECE // gcd(PIECE, tensor)
     tiles_of_8 = -(-problem.k // 8)
     registers = 2 * (2 * tiles_of_8**2 + 4 * tiles_of_8) + _OTHER_REGISTERS  # a lane's: the matrix and sums are FP64
     warps_of_sm = min(_WARPS_OF_SM, _REGISTERS_OF_SM // 32 // registers)

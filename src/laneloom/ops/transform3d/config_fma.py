@@ -8,13 +8,13 @@ from math import gcd
 
 from ...gpu import Gpu
 from .config import FEW_TENSORS, Transform3dConfig, why_no_room
+from .config_flat import PIECE, why_not_held
 from .problem import Transform3dProblem
 
 #: K of which it was faster than `flat` on one H200 -> lanes. These leave the tiles of 8 columns of FP64 part empty
 _LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
 _OF_FEW: Mapping[int, tuple[int, int]] = {12: (4, 5)}  #: lanes and warps where there are few tensors
-_MAX_WARPS = 32
-_PIECE = 16  #: bytes, which bulk copies come in
+_MAX_WARPS, _WARP = 32, 32
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
 _SMALL_K = 8
@@ -44,22 +44,12 @@ class FmaConfig(Transform3dConfig):
             return f"the fma schedule is CUDA C++ for sm_90a, not for {gpu.name} ({gpu.family})"
         if problem.dtype not in ("fp32", "complex64"):
             return f"the fma schedule adds up in FP32: float32 and complex64, got {problem.dtype}"
-        if problem.complex_matrix:
-            return "the fma kernel multiplies by a real matrix: a complex one takes four real products, not two"
-        if not 1 <= self.lanes <= problem.k or -(-problem.k // self.lanes) * problem.k > _MOST_OF_MATRIX:
-            return (
-                f"a lane's columns of the matrix are in registers, up to {_MOST_OF_MATRIX} elements, "
-                f"got K={problem.k} over lanes={self.lanes}"
-            )
-        if problem.alignment < problem.element_bytes and problem.parts == 2:
-            return "a complex tensor must start at a multiple of its element's size"
-        tensors_in_one = problem.alignment >= _PIECE and problem.stride_x == problem.k**3
-        whole = self.group * problem.k**3 * problem.element_bytes % _PIECE == 0
-        if self.bulk and not problem.vector_aligned and not (tensors_in_one and whole):
-            return (
-                "bulk copies need tensors of whole 16 bytes at multiples of 16 bytes, "
-                "or side by side and of whole 16 bytes in every group"
-            )
+        if not 1 <= self.lanes <= min(problem.k, _WARP):
+            return f"lanes must be 1 to K={problem.k} and at most {_WARP}, got {self.lanes}"
+        if (in_lane := -(-problem.k // self.lanes) * problem.k) > _MOST_OF_MATRIX:
+            return f"a lane's columns of the matrix are in registers, up to {_MOST_OF_MATRIX} elements, got {in_lane}"
+        if why := why_not_held(problem, self.group, self.bulk):
+            return why
         if min(self.group, self.warps) < 1 or self.warps > _MAX_WARPS:
             return f"group must be at least 1, warps 1 to {_MAX_WARPS}"
         return why_no_room(f"{self.group} tensors of K={problem.k}", self.shared_bytes(problem), 1, gpu)
@@ -72,7 +62,7 @@ def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
         return None
     lanes, warps = _OF_FEW[k] if few and k in _OF_FEW else (_LANES[k], _WARPS)
     group = max((_BYTES_OF_FEW if few else _BYTES)[k > _SMALL_K] // tensor, 1)
-    whole = _PIECE // gcd(_PIECE, tensor)
+    whole = PIECE // gcd(PIECE, tensor)
     for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
         tensors = max(group // of, 1) * of
         units = -(-tensors * k * k * problem.parts // 2) * lanes

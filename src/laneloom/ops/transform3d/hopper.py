@@ -19,6 +19,8 @@ from .config_flat import FlatConfig
 from .config_fma import FmaConfig
 from .problem import Transform3dProblem
 
+#: what comes in front of a schedule's own text
+_SHARED = {"flat": ("tensors.cuh",), "fma": ("tensors.cuh",)}
 OnHopper = FusedConfig | FlatConfig | FmaConfig
 _VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
 
@@ -36,8 +38,9 @@ def compile_on_hopper(problem: Transform3dProblem, config: OnHopper, gpu: Gpu) -
         "VECTORS_OUT": int(problem.vector_aligned),
     }
     name = f"{config.schedule}.cu"
+    folder, texts = resources.files(f"{__package__}.kernels"), (*_SHARED.get(config.schedule, ()), name)
     return compile_cuda(
-        resources.files(f"{__package__}.kernels").joinpath(name).read_text(encoding="utf-8"),
+        "".join(folder.joinpath(text).read_text(encoding="utf-8") for text in texts),
         gpu,
         constants=constants,
         num_warps=config.warps,

@@ -12,21 +12,13 @@
 // loads), VECTORS_OUT (1: every tensor of `out` begins at a multiple of 16 bytes), SAME_MATRIX, ACCUMULATE, VALUE (double or float), PARTS (1 real, 2 complex: real and imaginary part lie side by
 // side and are lines of their own; strides count VALUEs).
 
-#define K2 (K * K)
-#define ROW (K * PARTS)
-#define PLANE (K2 * PARTS)
 #define TILES ((K + 7) / 8)
 #define STEPS ((K + 7) / 8)
 #define HALF_TAIL (K % 8 >= 1 && K % 8 <= 4)  // the last step is of 4
 #define PADDED (8 * TILES)
 #define T_STRIDE (PADDED + 4 / ((int)sizeof(VALUE) / 4))  // few bank conflicts when fragments are read
-#define MATRICES (SAME_MATRIX ? 1 : 3)
 #define PAIRS (ROW % 2 == 0)  // two neighbours of a plane are aligned, and of one row
 #define PAIRS_OUT (VECTORS_OUT || PARTS == 2)
-#define X_BYTES ((GROUP * K * PLANE * (int)sizeof(VALUE) + 15) / 16 * 16)
-
-typedef unsigned int u32;
-typedef long long i64;
 
 template <typename T> struct Types;
 template <> struct Types<double> { typedef double2 Pair; };
@@ -72,8 +64,6 @@ __device__ __forceinline__ int turned(int b, int c) {
   c += by;
   return c < ROW ? c : c - ROW;
 }
-
-enum Axis { ALONG_C, ALONG_B, ALONG_A };
 
 // 16 lines along one axis, from line `first` of `lines` on: read, contracted, written in place, or along a to `out` (the
 // group's first tensor). Lines g and g + 8 of a tile are neighbours where lanes can move pairs so.
@@ -188,27 +178,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
   const VALUE* src = x + base * stride_x;
 
-#if BULK
-  // Tensors side by side are one piece, whose last few bytes may be less than a bulk copy moves (odd K).
-  const bool dense = stride_x == K * PLANE;
-  const int values = (dense ? count : 1) * K * PLANE, copied = values - values % (16 / (int)sizeof(VALUE));
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(loaded));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded),
-                 "r"((dense ? 1 : count) * copied * (int)sizeof(VALUE))
-                 : "memory");
-    for (int i = 0; i < (dense ? 1 : count); ++i)
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-              (u32)__cvta_generic_to_shared(tensors + i * K * PLANE)),
-          "l"(src + i * stride_x), "r"(copied * (int)sizeof(VALUE)), "r"(loaded)
-          : "memory");
-  }
-  for (int i = copied + threadIdx.x; i < values; i += WARPS * 32) tensors[i] = src[i];
-#else
-  for (int i = threadIdx.x; i < count * K * PLANE; i += WARPS * 32) tensors[i] = src[i / (K * PLANE) * stride_x + i % (K * PLANE)];
-#endif
+  load_tensors(tensors, src, count, stride_x, loaded);
   for (int i = threadIdx.x; i < MATRICES * PADDED * PADDED; i += WARPS * 32) {
     const int axis = i / (PADDED * PADDED), k = i / PADDED % PADDED, m = i % PADDED;
     t[(axis * PADDED + k) * T_STRIDE + m] = k < K && m < K ? matrix[axis * stride_axis + k * stride_k + m * stride_n] : VALUE(0);
@@ -217,11 +187,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
 
   const int lines = count * PLANE;  // along each of the axes
   const Matrix tc(t + (MATRICES - 1) * PADDED * T_STRIDE, g, j);
-  if (BULK)
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
-            loaded)
-        : "memory");
+  wait_for_tensors(loaded);
   sweep<ALONG_C>(tensors, out, 0, lines, tc, g, j);
   __syncthreads();  // a line along b has elements of K lines along c
 #if SAME_MATRIX

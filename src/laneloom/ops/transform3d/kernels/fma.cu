@@ -10,19 +10,10 @@
 // VECTORS_OUT (1: every tensor of `out` begins at a multiple of 16 bytes), SAME_MATRIX, ACCUMULATE, PARTS (1 real, 2
 // complex: real and imaginary part lie side by side and are lines of their own; strides count floats).
 
-#define ROW (K * PARTS)
-#define PLANE (K * ROW)
 #define COLUMNS ((K + LANES - 1) / LANES)  // of the matrix, in one lane
 #define UNITS (32 / LANES)                 // of a warp, which take two lines each
 #define WHOLE (K % LANES == 0)
 #define T_STRIDE (LANES * COLUMNS)
-#define MATRICES (SAME_MATRIX ? 1 : 3)
-#define X_BYTES ((GROUP * K * PLANE * 4 + 15) / 16 * 16)
-
-typedef unsigned int u32;
-typedef long long i64;
-
-enum Axis { ALONG_C, ALONG_B, ALONG_A };
 
 // SIZE floats that lie side by side, at a multiple of their size.
 template <int SIZE> __device__ __forceinline__ void load(float* to, const float* from) {
@@ -145,27 +136,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
   const float* src = x + base * stride_x;
 
-#if BULK
-  // Tensors side by side are one piece, whose last few bytes may be less than a bulk copy moves (odd K).
-  const bool dense = stride_x == K * PLANE;
-  const int values = (dense ? count : 1) * K * PLANE, copied = values - values % 4;
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(loaded));
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded),
-                 "r"((dense ? 1 : count) * copied * 4)
-                 : "memory");
-    for (int i = 0; i < (dense ? 1 : count); ++i)
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-              (u32)__cvta_generic_to_shared(tensors + i * K * PLANE)),
-          "l"(src + i * stride_x), "r"(copied * 4), "r"(loaded)
-          : "memory");
-  }
-  for (int i = copied + threadIdx.x; i < values; i += WARPS * 32) tensors[i] = src[i];
-#else
-  for (int i = threadIdx.x; i < count * K * PLANE; i += WARPS * 32) tensors[i] = src[i / (K * PLANE) * stride_x + i % (K * PLANE)];
-#endif
+  load_tensors(tensors, src, count, stride_x, loaded);
   for (int i = threadIdx.x; i < MATRICES * K * T_STRIDE; i += WARPS * 32) {
     const int axis = i / (K * T_STRIDE), k = i / T_STRIDE % K, m = i % T_STRIDE;
     t[i] = m < K ? matrix[axis * stride_axis + k * stride_k + m * stride_n] : 0.0f;
@@ -174,11 +145,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 
   const int lines = count * PLANE;  // along each of the axes
   const Matrix tc(t + (MATRICES - 1) * K * T_STRIDE, part);
-  if (BULK)
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
-            loaded)
-        : "memory");
+  wait_for_tensors(loaded);
   sweep<ALONG_C>(tensors, out, 0, lines, tc, unit, part);
   __syncthreads();  // a line along b has elements of K lines along c
 #if SAME_MATRIX
