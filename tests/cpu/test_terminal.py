@@ -53,7 +53,7 @@ def test_one_row_keeps_its_columns():
 def test_refused_configs_stand_under_their_reason_by_what_is_other_in_them():
     problem = MatmulProblem.contiguous(4096, 4096, 4097, dtype="fp16")
     explanation = explain(problem, gpu=get_gpu("gfx1100"))
-    found = refused_by_reason(explanation)
+    found = refused_by_reason(explanation.config.text, explanation.passed_over)
     assert sum(map(len, found.values())) == len(explanation.passed_over) > len(found) > 1
     assert all("stores=" not in config for configs in found.values() for config in configs), "as the chosen one has it"
     chosen = knobs_in(explanation.config.text)

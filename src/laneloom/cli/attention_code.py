@@ -28,7 +28,7 @@ def compile_attention(
     batch, heads, n, d = parse_sizes(usual if shape is None else shape, names)
     check_choice("--dtype", dtype, HALVES)
     kernel = "forward" if kernel is None else kernel
-    problem, configs = _planned(row, batch, heads, n, d, dtype, causal, decodes=kernel == "decode")
+    problem, configs = attention_kernels(row, batch, heads, n, d, dtype, causal, decodes=kernel == "decode")
     check_choice("--kernel", kernel, tuple(configs) if kernel in configs else (*configs, "decode"))
     config = configs[kernel]
     module = import_module(f"..ops.attention.kernels.{config.schedule}", __package__)
@@ -37,7 +37,7 @@ def compile_attention(
     return words, asked, module.code_object(problem, config, row)
 
 
-def _planned(
+def attention_kernels(
     gpu: Gpu, batch: int, heads: int, n: int, d: int, dtype: str, causal: bool, *, decodes: bool
 ) -> tuple[Any, dict[str, Any]]:
     """The problem, and its kernels' configs by name."""

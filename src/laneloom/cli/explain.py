@@ -1,24 +1,26 @@
-"""`laneloom explain`: which schedule and knobs a product gets on a GPU, why, and what was passed over."""
+"""`laneloom explain`: which schedule and knobs an operation gets on a GPU, why, and what was passed over."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from importlib import resources
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from .product import (
     AsJson,
-    Dtype,
     GpuName,
     Layout,
-    Operation,
     OutDtype,
     Precision,
     Product,
     Scales,
-    Shape,
+    check_operation,
     parse_product,
+    refuse_options,
 )
 from .terminal import new_console, print_json
 from .weights import Group, Weight, WeightProduct, explain_weight, parse_weight, said_of_weight
@@ -29,22 +31,47 @@ if TYPE_CHECKING:
 
 
 def explain(
-    operation: Operation,
+    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="matmul, attention or transform3d.")],
     gpu: GpuName = "gfx1151",
-    shape: Shape = "4096,4096,4096",
-    dtype: Dtype = "fp16",
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="M,N,K of matmul; B,H,N,D of attention; K,COUNT of transform3d.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of the operands, such as bf16; by default fp16, of transform3d fp64.")
+    ] = None,
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
     precision: Precision = None,
     scales: Scales = None,
     weight: Weight = None,
     group: Group = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Attention under the mask of a language model.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say which schedule and knobs a product gets, and why.
+    """Say which schedule and knobs an operation gets, and why.
 
     Nothing is compiled or run.
     """
+    check_operation(operation, ("matmul", "attention", "transform3d"))
+    if operation != "attention":
+        refuse_options((("--causal", causal),), "attention")
+    if operation != "matmul":
+        from . import explain_kernels
+
+        of_matmul = (
+            ("--out-dtype", out_dtype is not None), ("--precision", precision is not None),
+            ("--scales", scales is not None), ("--weight", weight is not None), ("--group", group is not None),
+            ("--layout", layout != "nn"),
+        )  # fmt: skip
+        refuse_options(of_matmul, "matmul")
+        dtype = explain_kernels.DTYPES[operation] if dtype is None else dtype
+        if operation == "attention":
+            explained = explain_kernels.explain_attention(gpu, shape, dtype, causal)
+        else:
+            explained = explain_kernels.explain_transform3d(gpu, shape, dtype)
+        explain_kernels.show(explained, as_json)
+        return
+    shape, dtype = "4096,4096,4096" if shape is None else shape, "fp16" if dtype is None else dtype
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision, scales)
     product = parse_weight(product, weight, group)
     if isinstance(product, WeightProduct):
@@ -108,12 +135,12 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def refused_by_reason(explanation: Explanation) -> dict[str, list[str]]:
+def refused_by_reason(chosen: str, passed_over: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Why configs that rank higher were refused, and these: schedule and knobs that the chosen one has not so."""
-    chosen = knobs_in(explanation.config.text)
+    knobs = knobs_in(chosen)
     found: dict[str, list[str]] = {}
-    for text, why in explanation.passed_over:
-        other = [f"{name}={value}" for name, value in knobs_in(text).items() if chosen.get(name) != value]
+    for text, why in passed_over:
+        other = [f"{name}={value}" for name, value in knobs_in(text).items() if knobs.get(name) != value]
         found.setdefault(why, []).append("  ".join([text.partition(":")[0], *other]))
     return found
 
@@ -146,7 +173,7 @@ def _show(product: Product, explanation: Explanation, decisions: dict[str, Decis
             table.add_row(place, ("runs here: " if decision.routed else "stays torch's: ") + decision.reason)
     refused = [
         Text.assemble(f"{why}:", *(("\n  " + config, "dim") for config in configs))
-        for why, configs in refused_by_reason(explanation).items()
+        for why, configs in refused_by_reason(explanation.config.text, explanation.passed_over).items()
     ]
     table.add_row("Refused", Group(*refused) if refused else "nothing that ranks higher")
     new_console().print(table)

@@ -19,6 +19,7 @@ from .product import (
     check_operation,
     compile_product,
     parse_product,
+    refuse_options,
 )
 from .terminal import new_console, print_json
 from .weights import Group, Weight, WeightProduct, compile_weight, parse_weight, said_of_weight
@@ -86,15 +87,15 @@ def isa(
         raise ArgumentError("--causal belongs to attention")
     name = _GPU if gpu is None else gpu
     of_matmul = (
-        ("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight),
-        ("--group", group is not None), ("--layout", layout != "nn"),
+        ("--out-dtype", out_dtype is not None), ("--precision", precision is not None),
+        ("--scales", scales is not None), ("--weight", weight is not None), ("--group", group is not None),
+        ("--layout", layout != "nn"),
     )  # fmt: skip
     if is_file:
         from .source_file import read_source
 
-        for option, given in (*of_matmul, ("--shape", shape), ("--dtype", dtype != "fp16")):
-            if given:
-                raise ArgumentError(f"{option} belongs to an operation, not to a file")
+        of_operations = (("--shape", shape is not None), ("--dtype", dtype != "fp16"))
+        refuse_options((*of_matmul, *of_operations), "an operation, not to a file")
         source = read_source(target, gpu, kernel)
         bare = source.elf is None and ".amdgpu_metadata" not in source.text
         if (check or bare) and source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
@@ -114,9 +115,7 @@ def isa(
     elif target == "attention":
         from .attention_code import compile_attention
 
-        for option, given in of_matmul:
-            if given:
-                raise ArgumentError(f"{option} belongs to matmul")
+        refuse_options(of_matmul, "matmul")
         said, asked, code = compile_attention(name, shape, dtype, kernel, causal)
     else:
         check_operation(target, ("matmul", "attention"))

@@ -90,6 +90,13 @@ def check_operation(operation: str, known: Sequence[str] = OPERATIONS) -> None:
         raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, known)}")
 
 
+def refuse_options(options: Sequence[tuple[str, bool]], of: str) -> None:
+    """Raises ArgumentError if one of the options, which belong to `of` alone, is given."""
+    for option, given in options:
+        if given:
+            raise ArgumentError(f"{option} belongs to {of}")
+
+
 def parse_product(
     operation: str,
     gpu: str,
