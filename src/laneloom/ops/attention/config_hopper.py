@@ -135,8 +135,8 @@ class HopperForwardConfig(Warpgroups):
             if self.consumers > 2:
                 return "capping scores takes registers that three consumers do not have"
             registers += self.columns // 8
-        if registers > (room := self.registers[0] - _OTHER_REGISTERS):
-            return f"scores, weights and sums need {registers} registers, a thread has {room} beside the others"
+        if registers > self.registers[0] - _OTHER_REGISTERS:
+            return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
         begun, sums = 65536 // (32 * self.num_warps * self.resident), max(self.columns, problem.d_v) // 2
         if sums > begun - _OTHER_REGISTERS + 2:
             return f"an instruction has sums in {sums} registers, of {begun} that a thread begins with"
