@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from laneloom import verify
 from laneloom.errors import UnsupportedError
+from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import reference
 
 RNG = np.random.default_rng(0)
@@ -218,3 +219,26 @@ def test_what_wmma_cuts_off_is_within_its_bound(dtype, products, what):
     error = np.abs(got[0] - exact)
     assert (error <= bound + rounding).all()
     assert error.max() > 0.01 * bound.max() or what == "denormal"
+
+
+@pytest.mark.parametrize("accumulator", ["fp32", "fp64"])
+def test_few_sums_are_judged_by_several_orders(accumulator):
+    """Eight sums of one row, in an order of their own: what one order loses says little of what another may."""
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        a, b = rng.standard_normal((1, 64)), rng.standard_normal((64, 8))
+        if accumulator == "fp32":
+            a, b = a.astype(np.float32), b.astype(np.float32)
+        order = rng.permutation(64)
+        got = reference.same_precision(a[:, order], b[order], accumulator)
+        assert reference.judge(got, a, b, accumulator, accumulator).ok, seed
+        wrong = got + 2.0 ** (-45 if accumulator == "fp64" else -17) * np.abs(a) @ np.abs(b)
+        assert not reference.judge(wrong, a, b, accumulator, accumulator).ok, seed
+
+
+def test_who_cuts_products_off():
+    gpus = ("gfx1100", "gfx1201", "gfx942", "gfx950", "sm_90a")
+    cuts = {name: reference.cuts_of(get_gpu(name), "fp8") for name in gpus}
+    assert cuts == {"gfx1100": ("fp16", 2), "gfx1201": None, "gfx942": ("fp8", 8), "gfx950": None, "sm_90a": None}
+    assert reference.cuts_of(get_gpu("gfx1151"), "bf16") == ("bf16", 2)
+    assert reference.cuts_of(get_gpu("gfx1151"), "fp64") is None

@@ -11,6 +11,7 @@ from random_calls import DTYPES, GUARD, NAMES, lying, sizes
 
 import laneloom
 from laneloom.ops.matmul import reference
+from laneloom.ops.target import active_gpu
 from laneloom.verify import Verdict
 
 
@@ -20,7 +21,8 @@ def judge(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, flushes: bool = F
     integers = not a.dtype.is_floating_point
     c, x, y = (t.long().numpy() if not t.dtype.is_floating_point else t.double().numpy() for t in (got, a, b))
     sums = "int32" if integers else "fp64" if kind == "fp64" else "fp32"
-    return reference.judge(c, x, y, stored, sums, kind if flushes and kind in ("fp16", "bf16") else None)
+    zeros = kind if flushes and kind in ("fp16", "bf16") else None
+    return reference.judge(c, x, y, stored, sums, zeros, reference.cuts_of(active_gpu(), kind))
 
 
 def check_groups(
