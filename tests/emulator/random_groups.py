@@ -14,24 +14,27 @@ from laneloom.ops.matmul import reference
 from laneloom.ops.target import active_gpu
 from laneloom.verify import Verdict
 
+Cuts = tuple[str, int] | None
 
-def judge(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, flushes: bool = False) -> Verdict:
-    """A group's rows beside FP64. flushes: the GPU takes denormals of 16-bit operands for zeros."""
+
+def judge(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, flushes: bool = False, cuts: Cuts = None) -> Verdict:
+    """A group's rows beside FP64. flushes: the GPU takes denormals of 16-bit operands for zeros. cuts: `cuts_of` it."""
     kind, stored = NAMES[a.dtype], NAMES[got.dtype]
     integers = not a.dtype.is_floating_point
     c, x, y = (t.long().numpy() if not t.dtype.is_floating_point else t.double().numpy() for t in (got, a, b))
     sums = "int32" if integers else "fp64" if kind == "fp64" else "fp32"
     zeros = kind if flushes and kind in ("fp16", "bf16") else None
-    return reference.judge(c, x, y, stored, sums, zeros, reference.cuts_of(active_gpu(), kind))
+    return reference.judge(c, x, y, stored, sums, zeros, cuts)
 
 
 def check_groups(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: list[int], guard: float, *, flushes: bool = False
-) -> None:
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: list[int], guard: float, *, flushes: bool = False,
+    cuts: Cuts = None,
+) -> None:  # fmt: skip
     """Every group's rows are its product, the rows behind the last hold `guard` as before."""
     for group, (first, end) in enumerate(pairwise(min(end, len(a)) for end in (0, *ends))):
         if end > first:
-            verdict = judge(out[first:end], a[first:end], b[group], flushes)
+            verdict = judge(out[first:end], a[first:end], b[group], flushes, cuts)
             assert verdict.ok, (group, verdict)
     behind = out[min((0, *ends)[-1], len(a)) :].double()
     assert (behind.isnan() if guard != guard else behind == guard).all(), "written behind the last group"
@@ -73,7 +76,8 @@ class Groups:
         out = buffer[:, :columns] if self.out == "n" else buffer[:, :columns].mT
         ends = torch.tensor(self.ends, dtype=torch.int32, device=device)
         assert laneloom.grouped_matmul(a, b, ends, out=out) is out
-        check_groups(out.cpu(), a.cpu(), b.cpu(), self.ends, GUARD, flushes=flushes)
+        cuts = reference.cuts_of(active_gpu(), self.kind)
+        check_groups(out.cpu(), a.cpu(), b.cpu(), self.ends, GUARD, flushes=flushes, cuts=cuts)
         assert (buffer[:, columns:].double() == GUARD).all(), (str(self), "written beside out")
 
     def check_of_k(self, device: str, flushes: bool) -> None:
@@ -82,10 +86,11 @@ class Groups:
         a, b = lying(g, (rows, self.m), dtype, device), lying(g, (self.m, self.n), dtype, device)
         buffer = torch.full((len(self.ends), rows, self.n + self.pad), GUARD, device=device).to(self.out_dtype)
         out, ends = buffer[..., : self.n], torch.tensor(self.ends, dtype=torch.int32, device=device)
+        cuts = reference.cuts_of(active_gpu(), self.kind)
         assert laneloom.grouped_matmul(a, b, ends, out=out) is out
         for group, (first, end) in enumerate(pairwise(min(end, self.m) for end in (0, *self.ends))):
             if end > first:
-                verdict = judge(out[group].cpu(), a[:, first:end].cpu(), b[first:end].cpu(), flushes)
+                verdict = judge(out[group].cpu(), a[:, first:end].cpu(), b[first:end].cpu(), flushes, cuts)
                 assert verdict.ok, (str(self), group, verdict)
             else:
                 assert (out[group] == 0).all(), (str(self), group)
