@@ -65,9 +65,9 @@ class Groups:
     def check(self, device: str, *, flushes: bool = False) -> None:
         """Make the call and hold it against FP64. flushes: as `judge`."""
         torch.manual_seed(self.seed)
-        g, dtype = self.generator, DTYPES[self.kind]
+        g, dtype, cuts = self.generator, DTYPES[self.kind], reference.cuts_of(active_gpu(), self.kind)
         if g.random() < 0.4:
-            self.check_of_k(device, flushes)
+            self.check_of_k(device, flushes, cuts)
             return
         a = lying(g, (self.m, self.k), dtype, device)
         b = lying(g, (len(self.ends), self.k, self.n), dtype, device)
@@ -76,17 +76,15 @@ class Groups:
         out = buffer[:, :columns] if self.out == "n" else buffer[:, :columns].mT
         ends = torch.tensor(self.ends, dtype=torch.int32, device=device)
         assert laneloom.grouped_matmul(a, b, ends, out=out) is out
-        cuts = reference.cuts_of(active_gpu(), self.kind)
         check_groups(out.cpu(), a.cpu(), b.cpu(), self.ends, GUARD, flushes=flushes, cuts=cuts)
         assert (buffer[:, columns:].double() == GUARD).all(), (str(self), "written beside out")
 
-    def check_of_k(self, device: str, flushes: bool) -> None:
+    def check_of_k(self, device: str, flushes: bool, cuts: Cuts) -> None:
         """The same groups along K, of as many rows as the others have columns."""
         g, dtype, rows = self.generator, DTYPES[self.kind], self.k
         a, b = lying(g, (rows, self.m), dtype, device), lying(g, (self.m, self.n), dtype, device)
         buffer = torch.full((len(self.ends), rows, self.n + self.pad), GUARD, device=device).to(self.out_dtype)
         out, ends = buffer[..., : self.n], torch.tensor(self.ends, dtype=torch.int32, device=device)
-        cuts = reference.cuts_of(active_gpu(), self.kind)
         assert laneloom.grouped_matmul(a, b, ends, out=out) is out
         for group, (first, end) in enumerate(pairwise(min(end, self.m) for end in (0, *self.ends))):
             if end > first:

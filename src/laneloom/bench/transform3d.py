@@ -24,6 +24,7 @@ from ..errors import UnsupportedError
 from ..ops.target import active_gpu
 from ..ops.transform3d import MatmulsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
 from ..ops.transform3d.config_levels import CublasdxConfig
+from ..ops.transform3d.hopper import TEXTS
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
 from .report import fill_page
 from .suites import load_suite
@@ -36,9 +37,8 @@ _COPY_BLOCK = 2048
 _SMALL_BATCH = 2048  #: tensors
 _FOLDER = Path(str(resources.files("laneloom.ops.transform3d")))
 #: schedule -> what its machine code is made from
-_TEXTS = {"fused": ["fused.cu"], "flat": ["tensors.cuh", "flat.cu"], "fma": ["tensors.cuh", "fma.cu"]}
 SOURCES = {
-    name: [*(_FOLDER / "kernels" / text for text in texts), _FOLDER / "hopper.py"] for name, texts in _TEXTS.items()
+    name: [*(_FOLDER / "kernels" / text for text in texts), _FOLDER / "hopper.py"] for name, texts in TEXTS.items()
 }
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "complex128": torch.complex128, "complex64": torch.complex64}
 

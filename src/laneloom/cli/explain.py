@@ -19,9 +19,11 @@ from .product import (
     Product,
     Scales,
     check_operation,
+    options_of_matmul,
     parse_product,
     refuse_options,
 )
+from .profile import DTYPES, SHAPES
 from .terminal import new_console, print_json
 from .weights import Group, Weight, WeightProduct, explain_weight, parse_weight, said_of_weight
 
@@ -52,26 +54,20 @@ def explain(
 
     Nothing is compiled or run.
     """
-    check_operation(operation, ("matmul", "attention", "transform3d"))
+    check_operation(operation, tuple(SHAPES))
     if operation != "attention":
         refuse_options((("--causal", causal),), "attention")
+    shape, dtype = SHAPES[operation][1] if shape is None else shape, DTYPES[operation] if dtype is None else dtype
     if operation != "matmul":
         from . import explain_kernels
 
-        of_matmul = (
-            ("--out-dtype", out_dtype is not None), ("--precision", precision is not None),
-            ("--scales", scales is not None), ("--weight", weight is not None), ("--group", group is not None),
-            ("--layout", layout != "nn"),
-        )  # fmt: skip
-        refuse_options(of_matmul, "matmul")
-        dtype = explain_kernels.DTYPES[operation] if dtype is None else dtype
+        refuse_options(options_of_matmul(out_dtype, layout, precision, scales, weight, group), "matmul")
         if operation == "attention":
             explained = explain_kernels.explain_attention(gpu, shape, dtype, causal)
         else:
             explained = explain_kernels.explain_transform3d(gpu, shape, dtype)
         explain_kernels.show(explained, as_json)
         return
-    shape, dtype = "4096,4096,4096" if shape is None else shape, "fp16" if dtype is None else dtype
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision, scales)
     product = parse_weight(product, weight, group)
     if isinstance(product, WeightProduct):

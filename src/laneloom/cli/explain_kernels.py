@@ -17,8 +17,6 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..pytorch.routing import Decision
 
-DTYPES = {"attention": "fp16", "transform3d": "fp64"}  #: by default
-
 
 @dataclass(frozen=True)
 class Kernel:
@@ -57,14 +55,13 @@ class Explained:
         return {"gpu": self.gpu.name, **self.asked, "kernels": kernels, "patched": patched}
 
 
-def explain_attention(gpu: str, shape: str | None, dtype: str, causal: bool) -> Explained:
+def explain_attention(gpu: str, shape: str, dtype: str, causal: bool) -> Explained:
     """`flash_attention` with its gradients, and `attention_decode` over the same keys unless `causal`."""
     from ..ops.attention.config import candidates
     from ..ops.attention.problem import HALVES
 
     row = get_gpu(gpu)
-    names, usual = SHAPES["attention"]
-    batch, heads, n, d = sizes = parse_sizes(usual if shape is None else shape, names)
+    batch, heads, n, d = sizes = parse_sizes(shape, SHAPES["attention"][0])
     check_choice("--dtype", dtype, HALVES)
 
     def refused(problem: Any, role: Any, chosen: Any) -> Iterator[tuple[str, str]]:
@@ -104,14 +101,13 @@ def _decisions(gpu: Gpu, sizes: list[int], dtype: str, causal: bool) -> dict[str
     }
 
 
-def explain_transform3d(gpu: str, shape: str | None, dtype: str) -> Explained:
+def explain_transform3d(gpu: str, shape: str, dtype: str) -> Explained:
     """`transform3d` of dense tensors by one real matrix."""
     from ..ops.transform3d.config import plan_with_reasons
     from ..ops.transform3d.problem import DTYPE_BYTES, Transform3dProblem
 
     row = get_gpu(gpu)
-    names, usual = SHAPES["transform3d"]
-    k, count = sizes = parse_sizes(usual if shape is None else shape, names)
+    k, count = sizes = parse_sizes(shape, SHAPES["transform3d"][0])
     check_choice("--dtype", dtype, tuple(DTYPE_BYTES))
     found = plan_with_reasons(Transform3dProblem(k, count, dtype), row)
     refused = tuple((config.text, why) for config, why in found.passed_over)

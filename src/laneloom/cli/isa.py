@@ -18,6 +18,7 @@ from .product import (
     Scales,
     check_operation,
     compile_product,
+    options_of_matmul,
     parse_product,
     refuse_options,
 )
@@ -86,11 +87,7 @@ def isa(
     if causal and target != "attention":
         raise ArgumentError("--causal belongs to attention")
     name = _GPU if gpu is None else gpu
-    of_matmul = (
-        ("--out-dtype", out_dtype is not None), ("--precision", precision is not None),
-        ("--scales", scales is not None), ("--weight", weight is not None), ("--group", group is not None),
-        ("--layout", layout != "nn"),
-    )  # fmt: skip
+    of_matmul = options_of_matmul(out_dtype, layout, precision, scales, weight, group)
     if is_file:
         from .source_file import read_source
 

@@ -90,6 +90,16 @@ def check_operation(operation: str, known: Sequence[str] = OPERATIONS) -> None:
         raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, known)}")
 
 
+def options_of_matmul(
+    out_dtype: str | None, layout: str, precision: str | None, scales: str | None, weight: str | None, group: int | None
+) -> tuple[tuple[str, bool], ...]:
+    """The options that only products have, and whether each is given."""
+    values = {
+        "--out-dtype": out_dtype, "--precision": precision, "--scales": scales, "--weight": weight, "--group": group,
+    }  # fmt: skip
+    return *((option, value is not None) for option, value in values.items()), ("--layout", layout != "nn")
+
+
 def refuse_options(options: Sequence[tuple[str, bool]], of: str) -> None:
     """Raises ArgumentError if one of the options, which belong to `of` alone, is given."""
     for option, given in options:

@@ -22,7 +22,7 @@ SHAPES = {
     "attention": (("B", "H", "N", "D"), "1,8,1024,64"),
     "transform3d": (("K", "COUNT"), "16,2048"),
 }
-_DTYPES = {"matmul": "fp16", "attention": "fp16", "transform3d": "fp64"}
+DTYPES = {"matmul": "fp16", "attention": "fp16", "transform3d": "fp64"}
 _TAKEN = {"attention": ("fp16", "bf16"), "transform3d": ("fp32", "fp64", "complex128")}  #: matmul's: `parse_product`
 _EMULATED = 512  #: of M, N and K where counters come from the emulator: larger ones repeat what smaller ones do
 
@@ -46,7 +46,7 @@ def profile(
         raise ArgumentError(f"unknown operation {operation!r}; there are {', '.join(SHAPES)}")
     names, usual = SHAPES[operation]
     sizes = parse_sizes(shape or usual, names)
-    dtype = dtype or _DTYPES[operation]
+    dtype = dtype or DTYPES[operation]
     taken = _TAKEN.get(operation, (dtype,))
     if dtype not in taken:
         raise ArgumentError(f"--dtype: {operation} takes {', '.join(taken[:-1])} or {taken[-1]}, got {dtype}")

@@ -266,6 +266,11 @@ def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     }
 
 
+def _how(bulk: bool) -> str:
+    """How tensors come to shared memory."""
+    return "bulk copies" if bulk else "plain loads, since K or the alignment forbids bulk copies"
+
+
 def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transform3dConfig, str]]:
     """Configs with the reason for their place, best first."""
     if gpu.vendor == "amd":
@@ -287,11 +292,10 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
 
     fma = fma_config(problem, gpu)
     if fma is not None:
-        how = "bulk copies" if fma.bulk else "plain loads, since K or the alignment forbids bulk copies"
-        yield fma, f"FP32 multiply-adds without padding, each tensor read and written once ({how})"
+        yield fma, f"FP32 multiply-adds without padding, each tensor read and written once ({_how(fma.bulk)})"
     flat = flat_config(problem, gpu) if comes_first(problem) else None
     if flat is not None:
-        how = "bulk copies" if flat.bulk else "plain loads, since K or the alignment forbids bulk copies"
+        how = _how(flat.bulk)
         yield flat, f"each contraction one product of all lines, each tensor read and written once ({how})"
     knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
@@ -300,7 +304,7 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
     if not problem.same_matrix and problem.k > two_matrices_fit:
         knobs["matrix_in_registers"] = False
     for bulk in (True, False) if problem.k <= _MAX_FUSED_K else ():
-        how = "bulk copies" if bulk else "plain loads, since K or the alignment forbids bulk copies"
+        how = _how(bulk)
         for cluster in (first_cluster, *(c for c in range(1, _MAX_CLUSTER + 1) if c != first_cluster)):
             for ctas in range(most, 0, -1):
                 config = FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs)

@@ -19,8 +19,8 @@ from .config_flat import FlatConfig
 from .config_fma import FmaConfig
 from .problem import Transform3dProblem
 
-#: what comes in front of a schedule's own text
-_SHARED = {"flat": ("tensors.cuh",), "fma": ("tensors.cuh",)}
+#: schedule -> the files of kernels/ that its text is made from
+TEXTS = {"fused": ("fused.cu",), "flat": ("tensors.cuh", "flat.cu"), "fma": ("tensors.cuh", "fma.cu")}
 OnHopper = FusedConfig | FlatConfig | FmaConfig
 _VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
 
@@ -37,15 +37,14 @@ def compile_on_hopper(problem: Transform3dProblem, config: OnHopper, gpu: Gpu) -
         "PARTS": problem.parts,
         "VECTORS_OUT": int(problem.vector_aligned),
     }
-    name = f"{config.schedule}.cu"
-    folder, texts = resources.files(f"{__package__}.kernels"), (*_SHARED.get(config.schedule, ()), name)
+    folder, texts = resources.files(f"{__package__}.kernels"), TEXTS[config.schedule]
     return compile_cuda(
         "".join(folder.joinpath(text).read_text(encoding="utf-8") for text in texts),
         gpu,
         constants=constants,
         num_warps=config.warps,
         lds_bytes=config.shared_bytes(problem),
-        name=name,
+        name=texts[-1],
     )
 
 
