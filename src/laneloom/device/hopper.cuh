@@ -30,8 +30,13 @@ __device__ __forceinline__ bool elect_one() {
 }
 
 // After fence.mbarrier_init: every CTA of the cluster is there, and its barriers can be signalled.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_meet() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
 }
 
 __device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
@@ -113,13 +118,29 @@ __device__ __forceinline__ float as_float(fp16 x) {
     return y;
 }
 
+// What the host knows of a number to divide by: n / d of n up to 2^31 is one product in place of the 80 clocks of a division.
+struct Divisor {
+    u32 multiplier, shift;
+};
+
+__device__ __forceinline__ int divide(int n, const Divisor &by) { return (u64)(u32)n * by.multiplier >> by.shift; }
+
+// The divisors of tiles of one width: how many a product has, and a band of GROUP_M rows of them.
+struct Tiling {
+    Divisor by_tiles, by_band;
+};
+
+// What a CTA asks for first comes first: one line of constants, which takes some 150 clocks to come.
 struct Sizes {
     int M, N, K, batch_inner, items;
+    Divisor by_inner, by_last_rows;          // batch_inner; rows of tiles in the last band of GROUP_M, where it has fewer
+    Tiling tiling;
     int a_outer, a_inner, b_outer, b_inner;  // 1, or 0 where the operand repeats along that batch axis
     i64 c_outer, c_inner, c_m, c_n;
     const int *group_ends;  // of a grouped product: the row of A behind each group's last
     int groups;
     int wide_n, narrow_n, wide_items;  // of uneven tiles: those along N that have all columns, the others, all wide ones
+    Tiling narrow_tiling;
 };
 
 // Programmatic dependent launch: the next kernel may start now; what follows comes after the kernels ahead.
@@ -196,22 +217,32 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     tile.end = walk.first + walk.rows;
     const int first = walk.first;
 #else
-    if (item >= s.items) return false;
+    const bool more = item < s.items;  // looked at last: a branch here would wait for its constant before asking for others
     if (tile.narrow) item -= s.wide_items;
+    const Tiling &tiling = tile.narrow ? s.narrow_tiling : s.tiling;
     const int tiles_m = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
-    const int batch = item / (tiles_m * tiles_n);
+    const int batch = divide(item, tiling.by_tiles);
     const int within_group = item - batch * (tiles_m * tiles_n);
-    tile.outer = batch / s.batch_inner;
+    tile.outer = divide(batch, s.by_inner);
     tile.inner = batch - tile.outer * s.batch_inner;
     tile.end = s.M;
     const int first = 0;
 #endif
+#if GROUPED
     const int band = within_group / (GROUP_M * tiles_n);
+#else
+    const int band = divide(within_group, tiling.by_band);
+#endif
     const int rows = min(tiles_m - band * GROUP_M, GROUP_M);
     const int within = within_group - band * (GROUP_M * tiles_n);
-    tile.m = first + ((band * GROUP_M + within % rows) * CLUSTER_M + rank_m) * BLOCK_M;
+#if GROUPED
+    const int column = within / rows;
+#else
+    const int column = rows == GROUP_M ? within / GROUP_M : divide(within, s.by_last_rows);
+#endif
+    tile.m = first + ((band * GROUP_M + within - column * rows) * CLUSTER_M + rank_m) * BLOCK_M;
     const int width = tile.narrow ? BLOCK_N - 8 : BLOCK_N;
-    tile.n = (within / rows * CLUSTER_N + rank_n) * width + (tile.narrow ? s.wide_n * BLOCK_N : 0);
+    tile.n = (column * CLUSTER_N + rank_n) * width + (tile.narrow ? s.wide_n * BLOCK_N : 0);
     // The copy engine takes 2.7 times as long for a row that is not there: the last tiles are moved back to end inside, but
     // for rows in groups. What two tiles share, both write, with the same bits.
 #ifdef EDGE_STEP_M
@@ -220,5 +251,9 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
 #ifdef EDGE_STEP_N
     tile.n = min(tile.n, max((s.N - width + EDGE_STEP_N - 1) / EDGE_STEP_N * EDGE_STEP_N, 0));
 #endif
+#if GROUPED
     return true;
+#else
+    return more;
+#endif
 }

@@ -24,15 +24,47 @@ OUTPUT_TYPES = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}
 NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
 
 
+class Divisor(ctypes.Structure):
+    """`Divisor` of hopper.cuh: n // d is n * multiplier >> shift for n below 2^31."""
+
+    _fields_ = (("multiplier", ctypes.c_uint32), ("shift", ctypes.c_uint32))
+
+    @staticmethod
+    def of(d: int) -> Divisor:
+        """For d from 1 to 2^31."""
+        shift = 31 + (d - 1).bit_length()
+        return Divisor(-(-(1 << shift) // d), shift)
+
+
+class Tiling(ctypes.Structure):
+    """`Tiling` of hopper.cuh."""
+
+    _fields_ = (("by_tiles", Divisor), ("by_band", Divisor))
+
+
+class Order(ctypes.Structure):
+    """What the order of tiles in hopper.cuh divides by, of tiles of one width."""
+
+    _fields_ = (("by_inner", Divisor), ("by_last_rows", Divisor), ("tiling", Tiling))
+
+    @staticmethod
+    def of(rows: int, columns: int, inner: int, group_m: int) -> Order:
+        """rows, columns: of a product's tiles, each a cluster's; inner: products along the batch's inner axis."""
+        tiling = Tiling(Divisor.of(max(rows * columns, 1)), Divisor.of(max(group_m * columns, 1)))
+        return Order(Divisor.of(inner), Divisor.of(rows % group_m or group_m), tiling)
+
+
 class Sizes(ctypes.Structure):
     """`Sizes` of hopper.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "batch_inner", "items")),
+        ("order", Order),
         *((name, ctypes.c_int32) for name in ("a_outer", "a_inner", "b_outer", "b_inner")),
         *((name, ctypes.c_int64) for name in ("c_outer", "c_inner", "c_m", "c_n")),
         ("group_ends", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("groups", "wide_n", "narrow_n", "wide_items")),
+        ("narrow_tiling", Tiling),
     )  # fmt: skip
 
 

@@ -38,15 +38,11 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     const Rank rank = {number % CLUSTER_M, number / CLUSTER_M % CLUSTER_N, number / SHARERS};
     Walk walk = begin_walk();
     Work work;
-    if (threadIdx.x == 0) {
-        prefetch_map(&a_map);
-        prefetch_map(&b_map);
-        // While another warp makes the barriers; not before kernels ahead have written where groups end.
-        if (!READS_ENDS) work.find(blockIdx.x / PEERS, walk, sizes, rank);
-    }
+    if (threadIdx.x == 0) prefetch_map(&a_map), prefetch_map(&b_map);
     if (threadIdx.x == 128) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1 + 32 * SCALED);  // scales: each lane of a warp
+            expect_bytes(full + 8 * stage, LOADED_BYTES);     // of its first slice, ahead of the copy engine's first box
             init_barrier(empty + 8 * stage, TILE_WARPS * NEIGHBOURS);
         }
         for (int warp = 0; CLUSTER_K > 1 && warp < WARPS; ++warp) init_barrier(exchanged + 8 * warp, 1);
@@ -54,21 +50,30 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         // The copy engines of the cluster must see the barriers before they signal them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (PEERS > 1) cluster_meet();
+    if (PEERS > 1) cluster_arrive();
+    // While others arrive; not before kernels ahead have written where groups end.
+    if (!READS_ENDS && (threadIdx.x == 0 || (FETCHED && threadIdx.x == FETCHER * 32)))
+        work.find(blockIdx.x / PEERS, walk, sizes, rank);
+    __syncwarp();
+    if (PEERS > 1) cluster_wait();
     else __syncthreads();
-    if (!RELEASE_LATE) release_successor();
     if (group == 0) {
-        if (CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (uniform(threadIdx.x / 32) == 0)
-            produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank, walk, work);
+        if (HANDS_OVER) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        const u32 warp = uniform(threadIdx.x / 32);
+        const Loads loads(&a_map, &b_map, &b_tail_map, rank);
+        if (warp == 0) produce(loads, sizes, ring, full, empty, rank, walk, work);
+#if FETCHED
+        if (!READS_ENDS && warp == FETCHER) fetch(loads, sizes, work);
+#endif
 #if SCALED
-        if (uniform(threadIdx.x / 32) == 1)
+        if (warp == 1)
             bring_scales(scales, sizes, (float *)beside, full, empty, rank, begin_walk());
 #endif
         __syncwarp();
     } else {
-        if (CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        if (CONSUMERS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        if (!RELEASE_LATE) release_successor();
+        if (HANDS_OVER && CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (HANDS_OVER && CONSUMERS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         const u32 slab = group - 1, warp = 4 * slab + uniform(threadIdx.x / 32 % 4);
         // The epilogue reads and writes what kernels ahead may still use.
         wait_for_predecessor();

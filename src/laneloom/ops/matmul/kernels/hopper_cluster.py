@@ -30,6 +30,7 @@ from ..problem import DTYPE_BYTES
 from ..tma_operand import (
     ELEMENT_BYTES,
     UNUSED_PITCH,
+    Order,
     Sizes,
     TmaOperand,
     kernel_source,
@@ -102,7 +103,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "OWN_TILES": int(config.own_tiles), "PIECES": config.pieces,
         "BATCHED_PIECES": int(config.pieces > 1 and problem.batches > 1),
-        "PROMOTE": config.promote,
+        "PROMOTE": config.promote, "HANDS_OVER": int(config.hands_over(problem)),
         "SCALED": int(problem.scales is not None),
         "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
@@ -197,10 +198,14 @@ class _Prepared:
                 self.c, self.c_tail = writes(panel, 16), writes(_tail(config, panel), 16)
         items, wide = config.tiles(problem), config.wide_tiles(multiplied.n)
         outer, inner, row, column = multiplied.out.strides
+        rows = -(-multiplied.m // (config.block_m * config.cluster_m))
+        narrow = config.tiles_n - wide
+        across = wide if config.tiles_n else -(-multiplied.n // (config.block_n * config.cluster_n))
+        order, of_narrow = (Order.of(rows, columns, problem.batch[1], config.group_m) for columns in (across, narrow))
         self.sizes = Sizes(
-            multiplied.m, multiplied.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps, outer, inner,
-            row, column, None, problem.batch[1] if config.grouped else 0,
-            wide, config.tiles_n - wide, items // max(config.tiles_n, 1) * wide)  # fmt: skip
+            multiplied.m, multiplied.n, problem.k, problem.batch[1], items, order, *self.a.steps, *self.b.steps, outer,
+            inner, row, column, None, problem.batch[1] if config.grouped else 0,
+            wide, narrow, items // max(config.tiles_n, 1) * wide, of_narrow.tiling)  # fmt: skip
         self.terms = _Terms()
         e = problem.epilogue
         if e and e.addend:

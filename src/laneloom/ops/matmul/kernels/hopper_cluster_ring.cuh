@@ -20,6 +20,7 @@
 #define WARPS (4 * CONSUMERS)                  // that multiply
 #define TILE_WARPS (OWN_TILES ? 4 : WARPS)     // that multiply one tile
 #define THREADS (128 * (CONSUMERS + 1))
+#define FETCHER 3                              // the warp that asks the L2 for what comes first
 
 // Where a CTA is in its cluster.
 struct Rank {
@@ -100,94 +101,142 @@ struct Work {
     }
 };
 
-// By a whole warp: what all lanes have lies in uniform registers, where the copy engine's operands have to be. Its first
-// lane finds the tiles, but for those of rows in groups: uniform registers are slow to divide in.
-__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
-                                        const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
-                                        Rank rank, Walk walk, Work work) {
-    u32 a_mask = 0;
-    for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
-    const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
-    u32 stage = 0, phase = 0;
-    const bool leads = elect_one();
-    const Tile &tile = work.tile;
-    int item = blockIdx.x / PEERS;
-    // This CTA's share of a slice of `tile`, of A, of B or of both: to the address `to` in shared memory, or no further
-    // than the L2.
-    const auto bring = [&](bool to_ring, bool of_a, bool of_b, int slice, u32 to, u32 barrier) {
+// What the copy engine is asked for: a CTA's shares of the slices of a tile, by a whole warp, whose first lane asks. What all
+// lanes have lies in uniform registers, where the copy engine's operands have to be.
+struct Loads {
+    const TensorMap *a_map, *b_map, *b_tail_map;
+    Rank rank;
+    u32 a_mask, b_mask;  // the CTAs of the cluster that a share reaches
+    int m, n, k;         // where the tile begins
+    int a_inner, a_outer, b_inner, b_outer;
+
+    __device__ __forceinline__ Loads(const TensorMap *a_map, const TensorMap *b_map, const TensorMap *b_tail_map, Rank rank)
+        : a_map(a_map), b_map(b_map), b_tail_map(b_tail_map), rank(rank), a_mask(0) {
+        for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
+        b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
+    }
+    __device__ __forceinline__ void begin(const Work &work, const Sizes &s) {
+        const Tile &tile = work.tile;
+        m = tile.m, n = tile.n;
+        a_inner = tile.inner * s.a_inner, a_outer = tile.outer * s.a_outer;
+        b_inner = tile.inner * s.b_inner, b_outer = tile.outer * s.b_outer;
+#if K_GROUPED
+        k = work.k_begin;
+#else
+        k = -before_k(tile);
+#endif
+    }
+    // To the address `to` in shared memory, or, without a ring, no further than the L2.
+    template <bool TO_RING>
+    __device__ __forceinline__ void ask(bool of_a, bool of_b, int slice, u32 to, u32 barrier) const {
+        const int first_k = k + slice * BLOCK_K;
         const auto box = [&](const TensorMap *map, u32 at, bool shared, u32 mask, int x, int y, int z, int w) {
-            if (!to_ring) fetch_box(map, x, y, z, w);
+            if (!TO_RING) fetch_box(map, x, y, z, w);
             else if (shared) share_box(map, at, barrier, mask, x, y, z, w);
             else load_box(map, at, barrier, x, y, z, w);
         };
-#if K_GROUPED
-        const int k = slice * BLOCK_K + work.k_begin;
-#else
-        const int k = slice * BLOCK_K - before_k(tile);
-#endif
         // One of `sharers` shares of an operand's tile: of its rows along K, or, where it comes in panels of 64 neighbours
         // along the axis that it shares with C, of K.
         const auto share = [&](const TensorMap *map, const TensorMap *last_map, bool along_k, int extent, u32 sharers,
                                u32 own, u32 mask, int first, int inner, int outer) {
             const u32 rows = (along_k ? extent : BLOCK_K) / sharers, at = own * rows;
             if (along_k) {
-                box(map, to + at * 128, sharers > 1, mask, k, first + at, inner, outer);
+                box(map, to + at * 128, sharers > 1, mask, first_k, first + at, inner, outer);
             } else {
 #pragma unroll
                 for (int panel = 0; panel < extent / 64; ++panel)
                     box(panel == extent / 64 - 1 ? last_map : map, to + panel * (BLOCK_K * 128) + at * 128, sharers > 1,
-                        mask, first + 64 * panel, k + at, inner, outer);
+                        mask, first + 64 * panel, first_k + at, inner, outer);
             }
             to += extent * 128;
         };
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_a; ++piece)
-            share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, tile.m,
-                  PIECE(tile.inner * s.a_inner, piece), tile.outer * s.a_outer);
+            share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, m, PIECE(a_inner, piece), a_outer);
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_b; ++piece)
-            share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, tile.n,
-                  PIECE(tile.inner * s.b_inner, piece), tile.outer * s.b_outer);
+            share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, n,
+                  PIECE(b_inner, piece), b_outer);
+    }
+};
+
+#if FETCHED
+// The first slices, before the kernel ahead has ended. All CTAs of a row of tiles begin with the same slices of A, each asks
+// for some of them; likewise B down a column. Classes of rows are rows of tiles of one product.
+__device__ __forceinline__ void fetch(Loads loads, const Sizes &s, Work work) {
+    work.share();
+    loads.begin(work, s);
+    const Tile &tile = work.tile;
+    // No remainders: divisions in uniform registers take 100 clocks.
+    const int columns = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
+    const int rows = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
+    const int column = (tile.n + BLOCK_N - 1) / (BLOCK_N * CLUSTER_N);
+    const int row = (tile.m + BLOCK_M - 1) / (BLOCK_M * CLUSTER_M) + (LINE ? tile.inner * rows : 0);
+    const int fetched = work.more ? min(FETCHED, work.k_end - work.k_first) : 0;
+    const bool leads = elect_one();
+    const auto ask = [&](bool of_a, int i) {
+        if (leads) loads.ask<false>(of_a, !of_a, nth_slice(i, work.k_first, work.k_end), 0, 0);
     };
+    for (int i = column; i < fetched; i += columns) ask(true, i);
+    for (int i = row; i < fetched; i += LINE ? rows * s.batch_inner : rows) ask(false, i);
+}
+#endif
+
+// By a whole warp, whose first lane finds the tiles, but for those of rows in groups: uniform registers are slow to divide
+// in.
+__device__ __forceinline__ void produce(Loads loads, const Sizes &s, u32 ring, u32 full, u32 empty, Rank rank, Walk walk,
+                                        Work work) {
+    u32 stage = 0, phase = 0;
+    const bool leads = elect_one();
+    int item = blockIdx.x / PEERS;
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (READS_ENDS) {
         wait_for_predecessor();
         if (GROUPED || threadIdx.x == 0) work.find(item, walk, s, rank);
     }
-    work.share();
-    if (!READS_ENDS) {
-#if FETCHED
-        // All CTAs of a row of tiles begin with the same slices of A, each asks for some of them; likewise B down a column.
-        // Classes of rows are rows of tiles of one product. No remainders: divisions in uniform registers take 100 clocks.
-        const int columns = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
-        const int rows = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
-        const int column = (tile.n + BLOCK_N - 1) / (BLOCK_N * CLUSTER_N);
-        const int row = (tile.m + BLOCK_M - 1) / (BLOCK_M * CLUSTER_M) + (LINE ? tile.inner * rows : 0);
-        const int fetched = work.more ? min(FETCHED, work.k_end - work.k_first) : 0;
-        const auto fetch = [&](bool of_a, int i) {
-            if (leads) bring(false, of_a, !of_a, nth_slice(i, work.k_first, work.k_end), 0, 0);
-        };
-        for (int i = column; i < fetched; i += columns) fetch(true, i);
-        for (int i = row; i < fetched; i += LINE ? rows * s.batch_inner : rows) fetch(false, i);
-#endif
-        wait_for_predecessor();
-    }
-    while (work.more) {
-        const int k_first = work.k_first, k_end = work.k_end;
-#pragma unroll 1
-        for (int slice = k_first; slice < k_end; ++slice) {
-            // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
-            wait_barrier(empty + 8 * stage, phase ^ 1);
-            __syncwarp();  // a lane that still waited when the slice is full could miss the phase
-            const u32 barrier = full + 8 * stage;
-            if (leads) expect_bytes(barrier, LOADED_BYTES);
-            const int brought = nth_slice(slice - k_first, k_first, k_end);
-            if (leads) bring(true, true, true, brought, ring + stage * STAGE_BYTES, barrier);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
+    const auto begin = [&]() {
+        work.share();
+        loads.begin(work, s);
+    };
+    const auto advance = [&]() {
         item += gridDim.x / PEERS;
         if (GROUPED || threadIdx.x == 0) work.find(item, walk, s, rank);
-        work.share();
+        begin();
+    };
+    const auto ask = [&](int slice) {
+        if (leads)
+            loads.ask<true>(true, true, nth_slice(slice, work.k_first, work.k_end), ring + stage * STAGE_BYTES,
+                            full + 8 * stage);
+    };
+    begin();
+    asm volatile("" : "+r"(ring), "+r"(full));
+    // In a block of its own, so that what follows is computed before it, not behind it.
+    if (!READS_ENDS && work.more) wait_for_predecessor();
+    int slice = 0;
+    // The ring starts empty, and its barriers expect their first slices.
+    const auto ask_at_once = [&]() {
+        const int end = work.more ? min(work.k_end - work.k_first, STAGES - (int)stage) : 0;
+#pragma unroll 1
+        for (slice = 0; slice < end; ++slice, ++stage) ask(slice);
+    };
+    ask_at_once();
+    while (work.more && stage < STAGES) {
+        advance();
+        ask_at_once();
+    }
+    if (stage == STAGES) stage = 0, phase = 1;
+    while (work.more) {
+        const int slices = work.k_end - work.k_first;
+#pragma unroll 1
+        for (; slice < slices; ++slice) {
+            wait_barrier(empty + 8 * stage, phase ^ 1);
+            __syncwarp();  // a lane that still waited when the slice is full could miss the phase
+            if (leads) expect_bytes(full + 8 * stage, LOADED_BYTES);
+            ask(slice);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+        slice = 0;
+        advance();
     }
     // A CTA's shared memory outlives the last signals that neighbours send to its barriers.
     for (int i = 0; SHARERS > 1 && i < STAGES; ++i) {

@@ -22,7 +22,7 @@ from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
 from ..config_registers import PIECES, along_k
 from ..parts_of_k import Parts
-from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, prepare_launches
+from ..tma_operand import UNUSED_PITCH, Order, Sizes, TmaOperand, kernel_source, prepare_launches
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -79,9 +79,10 @@ class _Prepared:
         else:
             c_map = self.second.map  # is not used, but has to be one
         steps = (column, row) if self.turned else (row, column)
+        order = Order.of(-(-m // config.block_m), -(-n // config.block_n), problem.batch[1], config.group_m)
         sizes = Sizes(
-            m, n, problem.k, problem.batch[1], config.tiles(problem), *self.first.steps, *self.second.steps, outer,
-            inner, *steps)  # fmt: skip
+            m, n, problem.k, problem.batch[1], config.tiles(problem), order, *self.first.steps, *self.second.steps,
+            outer, inner, *steps)  # fmt: skip
         self.launch = CudaCall(
             code_object(problem, config, gpu),
             (self.first.map, self.second.map, c_map, Pointer(), sizes, ctypes.c_int(config.slices(problem))), device,
