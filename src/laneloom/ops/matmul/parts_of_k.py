@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from ...device.split_k import ReduceLaunch
-from .tma_operand import Sizes
+from .tma_operand import Order, Sizes
 
 _SUMS = {"fp32": torch.float32, "fp64": torch.float64, "int32": torch.int32}
 
@@ -43,8 +43,10 @@ class Output:
             self.parts = Parts(problem, config, shape)
             strides = (rows * columns, problem.m * columns, columns, 1)
         items = config.tiles(problem) * config.split_k
+        rows, columns = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+        order = Order.of(rows, columns, problem.batch[1], config.group_m)
         self.sizes = Sizes(
-            problem.m, problem.n, problem.k, problem.batch[1], items, *a_steps, *b_steps, *strides)  # fmt: skip
+            problem.m, problem.n, problem.k, problem.batch[1], items, order, *a_steps, *b_steps, *strides)  # fmt: skip
         #: the kernel's `whole` and `parts`
         self.cut = ctypes.c_int(config.whole_tiles(problem)), ctypes.c_int(config.split_k)
 

@@ -79,7 +79,7 @@ class _Prepared:
         else:
             c_map = self.second.map  # is not used, but has to be one
         steps = (column, row) if self.turned else (row, column)
-        order = Order.of(-(-m // config.block_m), -(-n // config.block_n), problem.batch[1], config.group_m)
+        order = Order.of(-(-m // rows), -(-n // columns), problem.batch[1], config.group_m)
         sizes = Sizes(
             m, n, problem.k, problem.batch[1], config.tiles(problem), order, *self.first.steps, *self.second.steps,
             outer, inner, *steps)  # fmt: skip
