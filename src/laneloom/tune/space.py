@@ -183,7 +183,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "scaled,dual": ((1, False), (1, True), (2, False)) if problem.adds_blocks else ((0, False),),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
         "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *CLASSES),
-        "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
+        "block_m,consumers": tuple(sorted({*ROWS.items(), (128, 1)})), "block_n": tuple(range(least, 257, 8)),
         # More clusters than fit at once would begin when others end.
         "cluster_m,cluster_n,cluster_k,programs": tuple(
             (*shape, int(clusters_at_once(prod(shape), gpu)) * prod(shape)) for shape in sorted(shapes)),
