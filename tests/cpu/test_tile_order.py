@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.plan_wide import by_tma
+from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 from laneloom.ops.matmul.tma_operand import Divisor, Order
 
 LARGEST = 2**31 - 1
@@ -34,3 +40,31 @@ def test_an_order_has_the_divisors_of_its_tiles(rows, columns, inner, group_m):
 
 def test_an_order_without_tiles_is_one():
     assert divided(5, Order.of(3, 0, 1, 8).tiling.by_tiles) == 5, "uneven tiles need not have narrow ones"
+
+
+@pytest.mark.parametrize("batch", [(1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"), [("fp32", (700, 900, 500)), ("fp64", (1000, 300, 5000)), ("fp64", (2049, 2047, 64))])
+def test_what_kernels_of_fp32_and_fp64_are_given(dtype, sizes, batch):
+    """The sizes that a launch hands over, by which items are found, beside a division of each item."""
+    pytest.importorskip("torch")
+    from laneloom.ops.matmul.parts_of_k import Output
+
+    m, n, k = sizes
+    dense = MatmulProblem.contiguous(m, n, k, dtype=dtype)
+
+    def each(matrix: Matrix, size: int) -> Matrix:
+        return replace(matrix, strides=(batch[1] * size, size, *matrix.strides[2:]))
+
+    problem = replace(
+        dense, batch=batch, a=each(dense.a, m * k), b=each(dense.b, k * n), out=each(dense.out, m * n))
+    configs = [config for config, _ in by_tma(problem, get_gpu("h200"))][:4]
+    assert configs
+    for config in configs:
+        sizes_given = Output(problem, config, (1, 1), (1, 1)).sizes
+        order = sizes_given.order
+        rows, columns = -(-m // config.block_m), -(-n // config.block_n)
+        for item in (0, rows * columns - 1, sizes_given.items - 1):
+            product = divided(item, order.tiling.by_tiles)
+            assert product == item // (rows * columns)
+            assert divided(product, order.by_inner) == product // batch[1]
