@@ -54,15 +54,15 @@ def wait(groups):
 
 #: what is wrong: what stands in the kernel's text, what instead, what is said of it
 FAULTS = {
-    "the last tile is left out": ("if (item >= s.items)", "if (item >= s.items - 1)", "wrong"),
+    "the last tile is left out": ("more = item < s.items;", "more = item < s.items - 1;", "wrong"),
     "sums are read before wgmma is done": (wait(0), wait(1), "wgmmas that nobody waits for"),
     "slices are refilled before wgmma is done": (wait(1), "__syncwarp();", "wrong"),
     "staging is written before the copy engine has read it": ("wait_for_reads(lane == 0);\n ", "", "wrong"),
     "a CTA ends before the copy engine has read it": ("wait_for_reads(lane == 0);  //", "//", "a CTA ends before"),
     "the copy engine may see old staging": (
         'if (by_tma) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", "no fence"),
-    "loads do not wait for the kernels ahead": ("        wait_for_predecessor();\n    }", "}", "kernels ahead"),
-    "bytes that never come": ("(barrier, LOADED_BYTES)", "(barrier, LOADED_BYTES + 16)", "waits for ever"),
+    "loads do not wait for the kernels ahead": ("if (!READS_ENDS && work.more) wait_for_predecessor();", "", "kernels ahead"),
+    "bytes that never come": ("stage, LOADED_BYTES)", "stage, LOADED_BYTES + 16)", "waits for ever"),
     "the wrong phase": ("(empty + 8 * stage, phase ^ 1)", "(empty + 8 * stage, phase)", "waits for ever"),
 }  # fmt: skip
 

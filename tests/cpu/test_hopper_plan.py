@@ -257,6 +257,7 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
         (CLUSTER.with_knobs(split=True), problem(512, 512, 512), "a split takes two strips and two slices"),
         (STRIPS.with_knobs(split=True), problem(512, 512, 64), "a split takes two strips and two slices"),
+        (STRIPS.with_knobs(split=True, split_k=2), problem(512, 512, 192), "two slices of each part of K"),
         (STRIPS.with_knobs(split=True, promote=1, block_n=64), problem(512, 512, 512), "only bare sums of all of K"),
         (STRIPS.with_knobs(hold_back=1), problem(512, 512, 512, dtype_out="fp32"), "words of 16-bit results"),
         (STRIPS.with_knobs(hold_back=-1), problem(512, 512, 512), "0 slices or more"),

@@ -123,7 +123,12 @@ struct Divisor {
     u32 multiplier, shift;
 };
 
-__device__ __forceinline__ int divide(int n, const Divisor &by) { return (u64)(u32)n * by.multiplier >> by.shift; }
+#if SCALED
+typedef const volatile Divisor &DivisorHere;  // where registers are short it is read when it is needed, not kept
+#else
+typedef const Divisor &DivisorHere;
+#endif
+__device__ __forceinline__ int divide(int n, DivisorHere by) { return (u64)(u32)n * by.multiplier >> by.shift; }
 
 // The divisors of tiles of one width: how many a product has, and a band of GROUP_M rows of them.
 struct Tiling {

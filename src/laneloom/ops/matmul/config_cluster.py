@@ -194,8 +194,8 @@ class ClusterConfig(PartsConfig):
             return None
         if self.promote or self.pieces > 1 or self.cluster_k > 1:
             return "hopper_cluster: only bare sums of all of K are written while the next are multiplied"
-        if self.split and (self.strips != 2 or problem.k <= self.block_k):
-            return "hopper_cluster: a split takes two strips and two slices"
+        if self.split and (self.strips != 2 or -(-problem.k // self.block_k) < 2 * self.split_k):
+            return "hopper_cluster: a split takes two strips and two slices of each part of K"
         kept = (2 * self.strips + 1) * self.block_n // 4
         room = MOST_KEPT if self.tma_store and not (problem.epilogue or self.grouped) else MOST_KEPT_OF_TERMS
         if self.hold_back and (kept > room or self.consumers == 3 or DTYPE_BYTES[problem.dtype_out] != 2):
