@@ -61,7 +61,8 @@ FAULTS = {
     "a CTA ends before the copy engine has read it": ("wait_for_reads(lane == 0);  //", "//", "a CTA ends before"),
     "the copy engine may see old staging": (
         'if (by_tma) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", "no fence"),
-    "loads do not wait for the kernels ahead": ("if (!READS_ENDS && work.more) wait_for_predecessor();", "", "kernels ahead"),
+    "loads do not wait for the kernels ahead": (
+        "if (!READS_ENDS && work.more) wait_for_predecessor();", "", "kernels ahead"),
     "bytes that never come": ("stage, LOADED_BYTES)", "stage, LOADED_BYTES + 16)", "waits for ever"),
     "the wrong phase": ("(empty + 8 * stage, phase ^ 1)", "(empty + 8 * stage, phase)", "waits for ever"),
 }  # fmt: skip
