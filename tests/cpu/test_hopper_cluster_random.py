@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 
 import pytest
@@ -58,5 +57,5 @@ def draw(seed: int) -> tuple[MatmulProblem, ClusterConfig]:
 def test_random_configs(folder, monkeypatch, seed):
     for name, stand_in in SUMMED.items():
         monkeypatch.setattr(name, stand_in)
-    functools.partial(Model, folder, monkeypatch)(late=seed % 2 == 0)
+    Model(folder, monkeypatch, late=seed % 2 == 0)
     check(*draw(seed))

@@ -99,8 +99,8 @@ class ClusterConfig(PartsConfig):
 
     def hands_over(self, problem: MatmulProblem) -> bool:
         """Whether the warps that load hand registers over: that takes time, and few sums do without."""
-        few = self.strips * self.block_n * self.consumers <= 256 and not (self.promote or self.scaled)
-        return self.consumers > 1 and not (few and not (problem.epilogue and problem.epilogue.addend))
+        many = self.strips * self.block_n * self.consumers > 256 or self.promote or self.scaled
+        return self.consumers > 1 and bool(many or (problem.epilogue and problem.epilogue.addend))
 
     def classes(self, problem: MatmulProblem) -> int:
         """Classes of C's rows: those of one class begin alike in A, within a line of `line` bytes."""
