@@ -19,19 +19,21 @@ from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_blocks import FREE_TILES, TILES
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
+MANY, ONE = 4096, 256  #: rows and columns: several tiles a CTA, or one at most
 
-def blocks(rows: int = 1, columns: int = 128) -> MatmulProblem:
+
+def blocks(rows: int = 1, columns: int = 128, size: int = MANY) -> MatmulProblem:
     return MatmulProblem.contiguous(
-        1024, 1024, 2048, dtype="fp8", dtype_out="bf16", layout="nt", scales=(rows, columns))  # fmt: skip
+        size, size, 2048, dtype="fp8", dtype_out="bf16", layout="nt", scales=(rows, columns))  # fmt: skip
 
 
-def promoted(out: str = "bf16", epilogue: Epilogue | None = None) -> MatmulProblem:
+def promoted(out: str = "bf16", epilogue: Epilogue | None = None, size: int = MANY) -> MatmulProblem:
     return MatmulProblem.contiguous(
-        1024, 1024, 2048, dtype="fp8", dtype_out=out, layout="nt", precision="promoted", epilogue=epilogue)  # fmt: skip
+        size, size, 2048, dtype="fp8", dtype_out=out, layout="nt", precision="promoted", epilogue=epilogue)  # fmt: skip
 
 
-def of_columns(columns: int) -> MatmulProblem:
-    return blocks(columns=columns) if columns else promoted()
+def of_columns(columns: int, size: int = MANY) -> MatmulProblem:
+    return blocks(columns=columns, size=size) if columns else promoted(size=size)
 
 
 def planned(columns: int) -> list[ClusterConfig]:
@@ -57,18 +59,22 @@ LARGE = (
 
 
 @pytest.mark.parametrize("name", CASES if EVERYTHING else LARGE)
-def test_a_slice_has_one_wait_for_each_of_its_units(name):
+@pytest.mark.parametrize("size", [MANY, *rarely(ONE)])
+def test_a_slice_has_one_wait_for_each_of_its_units(name, size):
     """What ptxas takes for a use of sums in flight it answers by a wait behind every wgmma. `compile_valid` finds
     spills."""
     columns, config = CASES[name]
-    code = compile_valid(of_columns(columns), config)
+    one = config.one_tile(of_columns(columns, size))
+    assert one == (size == ONE)
+    code = compile_valid(of_columns(columns, size), config)
     width, units = config.block_n // config.scaled, config.strips * config.scaled
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", code.asm)
     assert set(found) == {f"m64n{width}k32.f32.e4m3.e4m3"}
     sass = disassemble(code)
     # Dual: two slices of the loop and an odd one are asked for, and a tile's first in two places; five are waited for.
-    # Else the units of the loop's slice, those of the last one but its first, and a tile's first in two places.
-    assert sass.count("QGMMA") == len(found) == 4 * (5 if config.dual else 2 * units - 1 + 2)
+    # Else the units of the loop's slice, those of the last one but its first, and a tile's first in two places. In one
+    # if it is the CTA's only tile.
+    assert sass.count("QGMMA") == len(found) == 4 * ((5 if config.dual else 2 * units - 1 + 2) - one)
     # Perhaps one more at the very end or, of several warpgroups, behind the barrier of the turn that nobody took.
     waits = sass.count("WARPGROUP.DEPBAR") - len(re.findall(r"WARPGROUP\.DEPBAR[^\n]*\n[^\n]*EXIT", sass))
     assert waits - (5 if config.dual else 2 * units) in range(1 + (config.consumers > 1))
@@ -94,7 +100,7 @@ def test_promoted_sums_beside_terms_spill_nothing(config, out):
 
 
 TERMS = {"scaled": True, "bias": ("n", 1), "dtype_bias": "fp32", "activation": "gelu"}
-ADDED = {**TERMS, "addend": Matrix((0, 0, 1024, 1)), "dtype_addend": "bf16"}
+ADDED = {**TERMS, "addend": Matrix((0, 0, MANY, 1)), "dtype_addend": "bf16"}
 
 
 @pytest.mark.parametrize(("terms", "out", "columns", "knobs"), [

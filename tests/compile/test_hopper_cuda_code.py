@@ -14,6 +14,7 @@ from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
+from laneloom.ops.matmul.config_sums import most_sums
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_few import few_configs
 from laneloom.ops.matmul.plan_groups import OF_ROWS, OF_SCALED, plan_groups, tile_config
@@ -93,7 +94,7 @@ def test_tiles_of_one_warpgroup_spill_nothing(n, by_tma, name, swapped):
     problem = MatmulProblem.contiguous(4096, n, 512, dtype="bf16", layout="nt", epilogue=e)
     config = ClusterConfig(
         block_m=128, block_n=64, block_k=64, stages=4, own_tiles=True, swapped=swapped, tma_store=by_tma)  # fmt: skip
-    loops = loops_of(compiled(problem, config.with_knobs(block_n=config.most_sums(problem))))
+    loops = loops_of(compiled(problem, config.with_knobs(block_n=most_sums(config, problem))))
     multiplying = next(loop for loop in loops if any("HGMMA" in line for line in loop))
     assert sum("HGMMA" in line for line in multiplying) == 8
     assert sum("WARPGROUP.DEPBAR" in line for line in multiplying) == 1

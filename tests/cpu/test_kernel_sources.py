@@ -38,8 +38,8 @@ def test_a_schedule_depends_on_what_runs_on_the_gpu():
     assert names("hopper_rows") - copies == {"device/hopper.cuh", f"{of}_rows.cu"}
     assert names("hopper_cluster") == copies | {
         "codegen/wgmma.py", "device/hopper.cuh", "device/split_k.py", f"{of}_cluster.cu", f"{of}_cluster_blocks.cuh",
-        f"{of}_cluster_epilogue.cuh", f"{of}_cluster_groups.cuh", f"{of}_cluster_multiply.cuh",
-        f"{of}_cluster_ring.cuh", f"{of}_cluster_store.cuh", f"{of}_cluster_sums.cuh",
+        f"{of}_cluster_epilogue.cuh", f"{of}_cluster_groups.cuh", f"{of}_cluster_lanes.cuh",
+        f"{of}_cluster_multiply.cuh", f"{of}_cluster_ring.cuh", f"{of}_cluster_store.cuh", f"{of}_cluster_sums.cuh",
     }  # fmt: skip
     assert "device/split_k.py" in names("hopper_stream") & names("hopper_precise"), "adds up parts of K"
     assert names("hopper") == {"device/hopper.py", "device/pieces.py", "device/split_k.py", f"{of}.py"}

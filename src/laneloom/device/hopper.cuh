@@ -29,11 +29,11 @@ __device__ __forceinline__ bool elect_one() {
     return elected;
 }
 
-// After fence.mbarrier_init: every CTA of the cluster is there, and its barriers can be signalled.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// After fence.mbarrier_init: every CTA of the cluster is there, and its barriers can be signalled.
 __device__ __forceinline__ void cluster_meet() {
     cluster_arrive();
     cluster_wait();
@@ -123,12 +123,7 @@ struct Divisor {
     u32 multiplier, shift;
 };
 
-#if SCALED
-typedef const volatile Divisor &DivisorHere;  // where registers are short it is read when it is needed, not kept
-#else
-typedef const Divisor &DivisorHere;
-#endif
-__device__ __forceinline__ int divide(int n, DivisorHere by) { return (u64)(u32)n * by.multiplier >> by.shift; }
+__device__ __forceinline__ int divide(int n, const Divisor &by) { return (u64)(u32)n * by.multiplier >> by.shift; }
 
 // The divisors of tiles of one width: how many a product has, and a band of GROUP_M rows of them.
 struct Tiling {
@@ -213,6 +208,7 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     tile.narrow = false;
     const int tiles_n = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
 #endif
+    const Tiling &tiling = tile.narrow ? s.narrow_tiling : s.tiling;
 #if GROUPED
     if (!find_group(item, walk, s, tiles_n)) return false;
     const int tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
@@ -224,7 +220,6 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
 #else
     const bool more = item < s.items;  // looked at last: a branch here would wait for its constant before asking for others
     if (tile.narrow) item -= s.wide_items;
-    const Tiling &tiling = tile.narrow ? s.narrow_tiling : s.tiling;
     const int tiles_m = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
     const int batch = divide(item, tiling.by_tiles);
     const int within_group = item - batch * (tiles_m * tiles_n);
@@ -233,18 +228,10 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     tile.end = s.M;
     const int first = 0;
 #endif
-#if GROUPED
-    const int band = within_group / (GROUP_M * tiles_n);
-#else
-    const int band = divide(within_group, tiling.by_band);
-#endif
+    const int band = GROUPED ? within_group / (GROUP_M * tiles_n) : divide(within_group, tiling.by_band);
     const int rows = min(tiles_m - band * GROUP_M, GROUP_M);
     const int within = within_group - band * (GROUP_M * tiles_n);
-#if GROUPED
-    const int column = within / rows;
-#else
-    const int column = rows == GROUP_M ? within / GROUP_M : divide(within, s.by_last_rows);
-#endif
+    const int column = GROUPED ? within / rows : rows == GROUP_M ? within / GROUP_M : divide(within, s.by_last_rows);
     tile.m = first + ((band * GROUP_M + within - column * rows) * CLUSTER_M + rank_m) * BLOCK_M;
     const int width = tile.narrow ? BLOCK_N - 8 : BLOCK_N;
     tile.n = (column * CLUSTER_N + rank_n) * width + (tile.narrow ? s.wide_n * BLOCK_N : 0);

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ...gpu import Gpu
-from .config_hopper import TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
+from .config_hopper import TMA_BYTES, tma_reads, tma_writes, why_not_walked
 from .config_scaled import beside_scaled, why_not_scaled
 from .config_shares import PartsConfig
+from .config_sums import most_sums
 from .dtypes import FLOAT_OUTPUTS, HALVES
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
 MOST_ROWS = 256  #: in one box of the copy engine
+MOST_ALONE = 192  #: columns of all strips of a CTA's only tile, beside terms
 NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
 OWN_ROWS = 128  #: of a tile that one warpgroup multiplies while another writes
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
@@ -26,18 +28,6 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
     if dtype != "fp32":
         return dtype
     return "bf16" if problem.precision == "3xbf16" else "tf32"
-
-
-def _most_own_sums(problem: MatmulProblem, by_rows: bool) -> int:
-    """Of a tile of one warpgroup, beside its terms: what every dtype of C compiles to without spills, either way up.
-
-    by_rows: whether lanes store C by its rows."""
-    if not (e := problem.epilogue):
-        return 184 if by_rows else 192
-    vectors = (e.scale_a == "row") + (e.scale_b == "column") + bool(e.bias)
-    if e.addend:
-        return (160, 152, 128, 128)[vectors] if adds_lines(problem) else 72
-    return 160 if vectors == 3 else 176 if by_rows else 184
 
 
 def finishers(columns: int, parts: int) -> int:
@@ -151,6 +141,19 @@ class ClusterConfig(PartsConfig):
         right = -(-(self.tiles_n or -(-n // self.block_n)) // self.cluster_n)
         return -(-m // (self.block_m * self.cluster_m)) * right * problem.batches
 
+    def ctas(self, launched: MatmulProblem) -> int:
+        """CTAs of the launch of a problem `as_launched`."""
+        most = self.programs // self.peers * self.peers
+        return most if self.grouped else min(self.tiles(launched) * self.peers, most)
+
+    def one_tile(self, launched: MatmulProblem) -> bool:
+        """Whether the kernel is told that every CTA has one tile. Where ptxas would spill then, it is not."""
+        e, words = launched.epilogue, DTYPE_BYTES[launched.dtype_out] > 2
+        many = bool(e) and self.strips * self.block_n > MOST_ALONE
+        if self.grouped or self.own_tiles or many or (e and (e.addend or words)) or (words and self.swapped):
+            return False
+        return self.ctas(launched) == self.tiles(launched) * self.peers
+
     def wide_tiles(self, n: int) -> int:
         """How many of the uneven tiles along n columns have all of `block_n`."""
         return max(0, -(-(n - self.tiles_n * (self.block_n - NARROWER)) // NARROWER)) if self.tiles_n else 0
@@ -202,23 +205,6 @@ class ClusterConfig(PartsConfig):
             what = f"{room} a thread with its sums, got {kept} of {problem.dtype_out} and {self.consumers} consumers"
             return f"hopper_cluster: holds back words of 16-bit results, {what}"
         return None if self.hold_back >= 0 else f"hopper_cluster: holds back 0 slices or more, got {self.hold_back}"
-
-    def most_sums(self, problem: MatmulProblem) -> int:
-        """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
-        if self.scaled:
-            e = problem.epilogue
-            bare = 208 if self.tma_store else 200
-            rooms = {1: 192, 2: 168, 3: 96} if e and e.addend else {1: 208, 2: 192 if e else bare, 3: 128}
-            return rooms[self.consumers]
-        if self.promote:
-            return 64 if self.consumers == 3 else 192
-        if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
-            return 64 if self.consumers == 3 else 96
-        if self.own_tiles:
-            return _most_own_sums(problem, by_rows=not (self.tma_store or self.swapped))
-        if problem.epilogue:
-            return 128
-        return {1: 128, 2: 160, 3: 96}[self.consumers]
 
     def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
         """The problem whose A takes wgmma's 64 rows: the problem, or its transpose."""
@@ -377,7 +363,7 @@ class ClusterConfig(PartsConfig):
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
         accumulators += beside_scaled(self, problem, multiplied) if self.scaled else 0
-        if accumulators > (room := self.most_sums(problem)):
+        if accumulators > (room := most_sums(self, problem)):
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
         shape = f"{self.cluster_m} by {self.cluster_n} by {self.cluster_k}"
         if not {self.cluster_m, self.cluster_n} <= {1, 2, 4, 8} or self.cluster_k < 1 or self.peers > 8:

@@ -17,6 +17,7 @@ from ...gpu import Gpu
 from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
+from .config_sums import most_sums
 from .dtypes import HALVES
 from .fit_cluster import (
     CLASSES,
@@ -181,7 +182,7 @@ class _Multiplied:
             if consumers == 3 and self.problem.epilogue:
                 continue  # measured slower
             by_rows = config.with_knobs(block_m=rows, consumers=consumers)
-            sums = by_rows.most_sums(self.problem) // (2 if config.promote else 1)
+            sums = most_sums(by_rows, self.problem) // (2 if config.promote else 1)
             most = min(256, sums * 128 * consumers // rows, max(ceil_div(n, 16) * 16, least))
             columns = np.arange(least, most + 1, step)
             if self.classes > 1:  # 1 to 8% slower, measured: multiplying is the limit there
@@ -200,7 +201,7 @@ class _Multiplied:
     def own_tiles(self, config: ClusterConfig, gpu: Gpu, step: int) -> np.ndarray:
         """Tiles of one warpgroup each, where every SM has more than one of them."""
         one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True, tma_store=self.by_tma)
-        most = 0 if config.promote or self.problem.n < OWN_COLUMNS else one.most_sums(self.problem)
+        most = 0 if config.promote or self.problem.n < OWN_COLUMNS else most_sums(one, self.problem)
         columns = np.arange(OWN_COLUMNS, most + 1, step)
         down = ceil_div(self.problem.m, OWN_ROWS) * self.problem.batches
         columns = columns[down * ceil_div(self.problem.n, columns) > gpu.compute_units]

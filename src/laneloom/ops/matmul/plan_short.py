@@ -17,6 +17,7 @@ import numpy as np
 from ...gpu import Gpu
 from .config_cluster import ClusterConfig, finishers
 from .config_hopper import TMA_BYTES, tma_writes
+from .config_sums import most_sums
 from .fit_cluster import CLASSES, MOST_STAGES, ROWS, fetched_slices, fitted, operand_rows, panels_and_stages
 from .model_hopper import (
     CLOCKS_PER_US,
@@ -210,7 +211,7 @@ def _shapes(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> _Shapes:
     fits = (parts == 1) | (clusters_of * config.classes(problem) <= clusters_at_once(shapes.peers, gpu))
     whole, cut = (
         np.choose(rows // 64, (0, *(
-            config.with_knobs(block_m=r, consumers=c, cluster_k=of_k).most_sums(problem) for r, c in ROWS.items()
+            most_sums(config.with_knobs(block_m=r, consumers=c, cluster_k=of_k), problem) for r, c in ROWS.items()
         ))) for of_k in (1, 2)
     )  # fmt: skip
     fits &= rows * columns <= 128 * consumers * np.where(parts == 1, whole, cut)

@@ -18,8 +18,8 @@
 // promoted: hopper_cluster_blocks.cuh.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
 // afresh: their own additions are less precise than FP32's.
-// device/hopper.cuh, wgmma(), from hopper_cluster.py, hopper_cluster_epilogue, _store, _ring and _multiply.cuh, _groups.cuh, and _sums
-// or _blocks.cuh come in front of this text.
+// device/hopper.cuh, wgmma(), from hopper_cluster.py, hopper_cluster_epilogue, _store, _lanes, _ring and _multiply.cuh,
+// _groups.cuh, and _sums or _blocks.cuh come in front of this text.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,

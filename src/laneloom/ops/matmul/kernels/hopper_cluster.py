@@ -38,7 +38,8 @@ from ..tma_operand import (
 )
 
 _SHARED = (
-    "hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster_ring.cuh", "hopper_cluster_multiply.cuh",
+    "hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster_lanes.cuh", "hopper_cluster_ring.cuh",
+    "hopper_cluster_multiply.cuh",
 )  # fmt: skip
 SLICE_BYTES = 128
 _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine that break one are slow
@@ -74,15 +75,9 @@ def _tail(config, whole: int) -> int:
     return gcd(finished % whole, (finished - NARROWER) % whole if config.tiles_n else 0) or whole
 
 
-def _ctas(problem, config) -> int:
-    """CTAs of the launch; problem: `as_launched`."""
-    most = config.programs // config.peers * config.peers
-    return most if config.grouped else min(config.tiles(problem) * config.peers, most)
-
-
 def _few(problem, config) -> bool:
     """Whether a quarter of the SMs has none of them."""
-    return 4 * _ctas(problem, config) <= 3 * config.programs
+    return 4 * config.ctas(problem) <= 3 * config.programs
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -94,14 +89,16 @@ def code_object(problem, config, gpu) -> CodeObject:
     out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
     e = multiplied.epilogue
     integer = a in ("int8", "uint8")
+    one_tile = config.one_tile(problem)
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
         "FINISHERS": config.finishers, "K_PARTS": config.split_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "K_GROUPED": int(config.k_grouped), "SWAPPED": int(config.swapped),
-        "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
-        "SPLIT": int(config.split), "OWN_TILES": int(config.own_tiles), "PIECES": config.pieces,
+        "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "ONE_TILE": int(one_tile),
+        "HOLD_BACK": 0 if one_tile else config.hold_back, "SPLIT": int(config.split),
+        "OWN_TILES": int(config.own_tiles), "PIECES": config.pieces,
         "BATCHED_PIECES": int(config.pieces > 1 and problem.batches > 1),
         "PROMOTE": config.promote, "HANDS_OVER": int(config.hands_over(problem)),
         "SCALED": int(problem.scales is not None),
@@ -226,7 +223,7 @@ class _Prepared:
         arguments = (*maps, self.pointer, self.sizes, self.terms, *[self.scales] * self.scaled)
         self.launch = CudaCall(
             code_object(of_call, config, gpu), arguments, device,
-            ctas=_ctas(problem, config), cluster=config.peers, pdl=config.pdl,
+            ctas=config.ctas(problem), cluster=config.peers, pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
         self.parts = Parts(of_call, config, config.parts_shape(of_call)) if config.split_k > 1 else None

@@ -276,14 +276,15 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     if (TURNS && slab == CONSUMERS - 1) asm volatile("bar.arrive %0, 256;" ::"n"(TURN_OF(0)) : "memory");
     if (more) begin();
     while (more) {
-        const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n};
+        const Place at = place_of(tile.m + (int)(slab * SLAB + warp * 16), tile.n, s, tile);
         Held held;
         ask_for_terms(held, at, s, tile, terms);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
             for (int j = 0; j < SUMS; ++j) sums[strip][j] = 0;
-        more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+        item += gridDim.x / PEERS;
+        if (!A_HELD) more = locate_next(item, walk, next, s, rank);
         multiply_rest(first_slice(s, tile, rank.k + 1) - first_slice(s, tile, rank.k));
         arrived(held);
         const auto write = [&]() {
@@ -293,11 +294,17 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 store(fresh, c_maps, c, s, tile, at, strip, staging, slab);
             }
         };
+        if (A_HELD) {  // there are no registers for where the next tile is
+            write();
+            more = locate_next(item, walk, tile, s, rank);
+            if (more) begin();
+            continue;
+        }
         if (!more) {
             write();
             break;
         }
-        if (CONSUMERS == 3 || A_HELD) {  // there are no registers for the sums of two tiles
+        if (CONSUMERS == 3) {  // nor for the sums of two tiles
             write();
             begin();
         } else {

@@ -65,9 +65,16 @@ struct Held {
     uint4 addend[AHEAD][2];
 };
 
+// Whether lanes store words of C's rows whose places are known before the sums are.
+#define KNOWN_PLACE (ONE_TILE && (ROW_STORE || (SWAPPED && OUT_BYTES == 2 && !TMA_STORE)))
+
 // Where a warp's part of C is: the first of its rows in the first strip, and its first column.
 struct Place {
     int m, n;
+#if KNOWN_PLACE
+    i64 first, step;    // this lane's first element of C, and from there to its next row
+    int rows, columns;  // from there to the tile's end
+#endif
 };
 
 __device__ __forceinline__ int row_of(const Place &at, const Tile &tile, int strip, int half) {

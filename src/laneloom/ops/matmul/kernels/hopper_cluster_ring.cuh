@@ -101,6 +101,11 @@ struct Work {
     }
 };
 
+// A CTA's next tile, which nobody looks for where each has one.
+__device__ __forceinline__ bool locate_next(int item, Walk &walk, Tile &tile, const Sizes &s, Rank rank) {
+    return !ONE_TILE && locate(item, walk, tile, s, rank.m, rank.n);
+}
+
 // What the copy engine is asked for: a CTA's shares of the slices of a tile, by a whole warp, whose first lane asks. What all
 // lanes have lies in uniform registers, where the copy engine's operands have to be.
 struct Loads {
@@ -182,8 +187,7 @@ __device__ __forceinline__ void fetch(Loads loads, const Sizes &s, Work work) {
 }
 #endif
 
-// By a whole warp, whose first lane finds the tiles, but for those of rows in groups: uniform registers are slow to divide
-// in.
+// By a whole warp, whose first lane finds the tiles, but for those of rows in groups, which all lanes look for.
 __device__ __forceinline__ void produce(Loads loads, const Sizes &s, u32 ring, u32 full, u32 empty, Rank rank, Walk walk,
                                         Work work) {
     u32 stage = 0, phase = 0;
@@ -199,6 +203,10 @@ __device__ __forceinline__ void produce(Loads loads, const Sizes &s, u32 ring, u
         loads.begin(work, s);
     };
     const auto advance = [&]() {
+        if (ONE_TILE) {
+            work.more = false;
+            return;
+        }
         item += gridDim.x / PEERS;
         if (GROUPED || threadIdx.x == 0) work.find(item, walk, s, rank);
         begin();

@@ -114,12 +114,12 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         if (k_end == 0) {  // the group is empty
             if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
             __syncwarp();
-            more = locate(item += STEP, walk, next, s, rank.m, rank.n);
+            more = locate_next(item += STEP, walk, next, s, rank);
         }
 #else
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #endif
-        const Place at = {tile.m + (int)(rows * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
+        Place at = place_of(tile.m + (int)(rows * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED, s, tile);
 #if PROMOTE
         constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
         ACCUMULATOR sums[STRIPS][sums_of_strip] = {};
@@ -165,7 +165,8 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
             if (slice == k_end) give_turn();
 #endif
 #if !SPLIT
-            if (slice == k_end) more = locate(item += STEP, walk, next, s, rank.m, rank.n);
+            if (slice == k_end) more = locate_next(item += STEP, walk, next, s, rank);
+            if (ONE_TILE && slice == k_end) pin(at);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
             pin(acc);
@@ -184,7 +185,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply_strip(acc[0], of_ring, stage * STAGE_BYTES, 0, false);
         multiply_strip(acc[1], of_ring, stage * STAGE_BYTES, 1, false);
-        more = locate(item += STEP, walk, next, s, rank.m, rank.n);
+        more = locate_next(item += STEP, walk, next, s, rank);
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
         if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
         busy = stage;
