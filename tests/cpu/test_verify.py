@@ -192,6 +192,20 @@ def test_one_row_may_be_summed_in_one_chain(one):
     assert not reference.judge(coarse, a, b, "fp32").ok
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_few_sums_of_halves_in_another_order_are_right(seed):
+    """What two sums lose in numpy's order tells little of what they may lose."""
+    g = np.random.default_rng(seed)
+    depth = int(g.integers(2, 300))
+    a, b = (g.standard_normal(size).astype(np.float16).astype(np.float32) for size in ((1, depth), (depth, 2)))
+    order = g.permutation(depth)
+    got = reference.same_precision(a[:, order], b[order], "fp16").astype(np.float16)
+    assert reference.judge_gemm(got, a, b, "fp16", accumulator="fp16").ok
+    assert reference.judge(got, a, b, "fp16", "fp16").ok
+    wrong = (got + 2.0**-6 * np.abs(a) @ np.abs(b)).astype(np.float16)
+    assert not reference.judge_gemm(wrong, a, b, "fp16", accumulator="fp16").ok
+
+
 @pytest.mark.parametrize(("dtype", "products"), [("fp16", 2), ("fp16", 4), ("bf16", 2), ("bf16", 4)])
 @pytest.mark.parametrize("what", ["normal", "positive", "denormal", "large sum"])
 def test_what_wmma_cuts_off_is_within_its_bound(dtype, products, what):

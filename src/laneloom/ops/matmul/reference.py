@@ -133,7 +133,7 @@ def judge_gemm(
     kinds = (np.longdouble, np.float64) if accumulator == "fp64" else (np.float64, np.float32)
     with np.errstate(all="ignore"):
         wide = np.matmul(a.astype(exact or kinds[0]), b.astype(exact or kinds[0])).astype(kinds[0])
-        narrow = (wide if exact else same_precision(a, b, accumulator)).astype(kinds[1])
+        narrow = (wide if exact else _worst_of_orders(a, b, accumulator, wide)).astype(kinds[1])
         magnitude = np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
     floor = "fp64" if accumulator == "fp64" else "fp32"
     return _judge_sums(got, (wide, narrow, magnitude), dtype_out, floor, **terms)
