@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 # With TORCH= (empty) the tests that need torch are skipped.
 TORCH ?= torch==2.13.0
-# The oldest Triton that laneloom supports; the compile tier runs under it as well.
+# The oldest Triton that laneloom supports, and CUDA's compiler of its time: the compile tier runs under both as well.
 OLD_TRITON ?= triton==3.6.0
+OLD_NVRTC ?= nvidia-cuda-nvrtc==13.0.*
 # What makes the site; nothing else needs it.
 DOCS ?= "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29"
 BIN := $(VENV)/bin
@@ -65,12 +66,11 @@ $(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp $(VENV)/triton.stamp
 	$(PIP) --editable ".[dev,report,tune,cuda$(if $(TORCH),$(comma)packages)]"
 	@touch $@
 
-# The oldest Triton in front of all else that the other environment has. Without NVRTC: it compiles CUDA C++, whatever
-# Triton there is, and its tests are skipped.
+# Both in front of all else that the other environment has.
 $(VENV)-old/dev.stamp: $(VENV)/pip.stamp
 	$(PYTHON) -m venv --without-pip $(VENV)-old
-	$(OLD_PIP) --no-deps "$(OLD_TRITON)"
-	@echo "import site, sys; site.addsitedir('$$($(BIN)/python $(PACKAGES))'); sys.modules['cuda'] = None" \
+	$(OLD_PIP) --no-deps "$(OLD_TRITON)" "$(OLD_NVRTC)"
+	@echo "import site; site.addsitedir('$$($(BIN)/python $(PACKAGES))')" \
 		> "$$($(VENV)-old/bin/python $(PACKAGES))/newest.pth"
 	@touch $@
 

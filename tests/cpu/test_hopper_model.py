@@ -163,8 +163,8 @@ def test_pairs_share_what_asks_the_l2_for_less():
 
 def test_configs_that_ran_ahead_of_cublas_are_kept():
     kept = [x.loss() for x in held(RESULTS / "matmul.jsonl")]
-    assert len(kept) > 90
-    assert mean(kept) < 0.005
+    assert len(kept) > 60
+    assert mean(kept) < 0
 
 
 @pytest.mark.parametrize("name", ["tiles_random", "tiles_uneven", "tiles_in_classes"])

@@ -208,12 +208,18 @@ class Held:
 
 def held(path: Path) -> list[Held]:
     """Of the products in bf16 that take LEAST_HELD_US or more and whose config the model chose: not the tuned ones, nor
-    parts of K that a second launch adds up (plan_cluster.cluster_parts)."""
+    parts of K that a second launch adds up (plan_cluster.cluster_parts), nor those of few rows or tiles, which have
+    estimates of their own."""
     tuned = {(*x.sizes, x.config) for x in shipped_entries(GPU.name)}
 
     def is_tuned(record: Record) -> bool:
         p = record.problem
         return (1, p["m"], p["n"], p["k"], (record.config or {})["text"]) in tuned
+
+    def by_this_model(record: Record) -> bool:
+        p = record.problem
+        problem = MatmulProblem.contiguous(p["m"], p["n"], p["k"], dtype=p["dtype"], layout=p["layout"])
+        return plan_cluster.own_estimate(problem, GPU) is None
 
     def is_whole(record: Record) -> bool:
         config = record.config and MatmulConfig.parse(record.config["text"])
@@ -224,7 +230,7 @@ def held(path: Path) -> list[Held]:
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US
         and record.problem["dtype"] == "bf16" and (record.ratio_to_reference or 0) >= 1
         and record.problem["group"] != "variants"
-        and is_whole(record) and not is_tuned(record)
+        and is_whole(record) and not is_tuned(record) and by_this_model(record)
     ]  # fmt: skip
 
 
