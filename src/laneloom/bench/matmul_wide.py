@@ -253,8 +253,9 @@ def planned(path: Path, dtypes: Sequence[str] = tuple(DTYPES)) -> list[tuple[Row
     for problem, every in of.items():
         config = plan(problem, gpu)
         measured = [(MatmulConfig.parse(row.config), row) for row in every]
-        alike = [pair for pair in measured if _of_any_store(pair[0]) == _of_any_store(config)]
-        found += [(row, every) for ran, row in alike if ran == config or not any(ran == config for ran, _ in alike)]
+        exact = [row for ran, row in measured if ran == config]
+        alike = [row for ran, row in measured if _of_any_store(ran) == _of_any_store(config)]
+        found += [(row, every) for row in exact or alike]
     return found
 
 

@@ -178,6 +178,11 @@ def without_own(tiles: plan_cluster.Tiles) -> plan_cluster.Tiles:
     return plan_cluster.Tiles(*np.array(tiles)[:, tiles.hiding != plan_cluster.OWN])
 
 
+def _problem_of(record: Record) -> MatmulProblem:
+    p = record.problem
+    return MatmulProblem.contiguous(p["m"], p["n"], p["k"], dtype=p["dtype"], layout=p["layout"])
+
+
 @dataclass(frozen=True)
 class Held:
     """A config that ran ahead of torch.matmul, and all that a plan ranks for its product."""
@@ -188,8 +193,7 @@ class Held:
     @staticmethod
     def of(record: Record) -> Held:
         """What a record of bench.matmul says."""
-        p, config = record.problem, MatmulConfig.parse((record.config or {})["text"])
-        problem = MatmulProblem.contiguous(p["m"], p["n"], p["k"], dtype=p["dtype"], layout=p["layout"])
+        problem, config = _problem_of(record), MatmulConfig.parse((record.config or {})["text"])
         assert isinstance(config, ClusterConfig)
 
         def whole(config: ClusterConfig, tiles: plan_cluster.Tiles) -> Estimate:
@@ -216,11 +220,6 @@ def held(path: Path) -> list[Held]:
         p = record.problem
         return (1, p["m"], p["n"], p["k"], (record.config or {})["text"]) in tuned
 
-    def by_this_model(record: Record) -> bool:
-        p = record.problem
-        problem = MatmulProblem.contiguous(p["m"], p["n"], p["k"], dtype=p["dtype"], layout=p["layout"])
-        return plan_cluster.own_estimate(problem, GPU) is None
-
     def is_whole(record: Record) -> bool:
         config = record.config and MatmulConfig.parse(record.config["text"])
         return isinstance(config, ClusterConfig) and config.split_k == 1
@@ -230,7 +229,8 @@ def held(path: Path) -> list[Held]:
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US
         and record.problem["dtype"] == "bf16" and (record.ratio_to_reference or 0) >= 1
         and record.problem["group"] != "variants"
-        and is_whole(record) and not is_tuned(record) and by_this_model(record)
+        and is_whole(record) and not is_tuned(record)
+        and plan_cluster.own_estimate(_problem_of(record), GPU) is None
     ]  # fmt: skip
 
 

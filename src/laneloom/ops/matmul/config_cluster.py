@@ -148,9 +148,9 @@ class ClusterConfig(PartsConfig):
 
     def one_tile(self, launched: MatmulProblem) -> bool:
         """Whether the kernel is told that every CTA has one tile. Where ptxas would spill then, it is not."""
-        e, words = launched.epilogue, DTYPE_BYTES[launched.dtype_out] > 2
-        many = bool(e) and self.strips * self.block_n > MOST_ALONE
-        if self.grouped or self.own_tiles or many or (e and (e.addend or words)) or (words and self.swapped):
+        e, wide = launched.epilogue, DTYPE_BYTES[launched.dtype_out] > 2
+        spills = (wide and self.swapped) or (e and (e.addend or wide or self.strips * self.block_n > MOST_ALONE))
+        if self.grouped or self.own_tiles or spills:
             return False
         return self.ctas(launched) == self.tiles(launched) * self.peers
 

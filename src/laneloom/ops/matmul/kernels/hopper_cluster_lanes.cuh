@@ -1,6 +1,7 @@
 // The other ways of hopper_cluster.cu's tiles to memory: lanes store C's rows in the longest words that every row is
 // aligned to, or C^T is computed and turned on its way. Where every CTA has one tile, which is written at the end where
-// nothing hides it, lanes compute where their words go while the tensor cores still multiply.
+// nothing hides it, lanes compute where their words go while the tensor cores still multiply. Beside another tile's sums
+// there are no registers for that: the widest tiles spilled, and so both ways stand here.
 
 #if ROW_STORE
 // Panels whose rows are stored together: a line of memory that is written in two goes, with other rows in between, costs
@@ -183,8 +184,7 @@ __device__ __forceinline__ void store_turned(Panels &panels, const OutMaps &c_ma
                         store_box(c_maps.tail, from + r * 128, m, n + r, tile.inner, tile.outer);
                 }
             }
-#else
-#if ONE_TILE
+#elif ONE_TILE
 #pragma unroll 4
             for (int i = 0; i < PANEL; i += ROW_STEP) {
                 const int r = i + threadIdx.x % 128 / ROW_LANES, own = threadIdx.x % ROW_LANES * OUT_VECTOR;
@@ -207,7 +207,6 @@ __device__ __forceinline__ void store_turned(Panels &panels, const OutMaps &c_ma
                     if (x < columns)
                         *(OutWord *)(to + r * s.c_n + x * s.c_m) =
                             *(const OutWord *)(buffer + r * 128 + (((x / 8) ^ (r & 7)) << 4) + x % 8 * 2);
-#endif
 #endif
         }
         if (TMA_STORE && stores) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
