@@ -48,6 +48,7 @@ def test_hopper_forward(d, last):
     assert len(maximum) >= config.columns // 2, "of a thread's scores, while the values are summed"
     softmax = ops[scores_done : products[2 * steps_of_d + steps_of_columns]]
     assert sum(op == "MUFU.EX2" for op in softmax) == config.columns // 2 + 2, "and the fading of two rows"
+    assert sum(op.startswith("UTMASTG") for op in ops) == -(-d // 64), "the output leaves by the copy engine"
 
 
 @pytest.mark.parametrize(("d", "d_v", "last"), [(128, 128, 0), (256, 64, None)])
@@ -109,6 +110,9 @@ def test_hopper_backward(d, last):
     assert sum(op.startswith("RED") for op in ops) == (8 if narrow else 16), "dQ leaves in additions of 16 bytes"
     among = ops[exponentials[0] : exponentials[-1]]
     assert not [op for op in among if op.startswith("LDS")], "nothing is loaded for them"
+    stores = [op for op in ops if op.startswith("STG")]
+    assert stores.count("STG.E.128") == 2 * d // 16, "dK and dV leave in 16 bytes"
+    assert len(stores) == 2 * d // 16 + 1, "and the tiles' counter"
 
 
 @pytest.mark.parametrize("last", [None, 0])

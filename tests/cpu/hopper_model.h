@@ -86,7 +86,7 @@ struct Later {
   void clear() { begun = done = open = tasks.count = 0; }
 };
 // What a thread has for itself beside its stack.
-struct Own { Later products; };
+struct Own { Later products, stores; };
 constexpr int MOST_THREADS = fibers::MOST / 4;  // of a CTA
 static_assert(CTAS <= 4);
 static Own of_threads[CTAS * MOST_THREADS], *own;
@@ -188,6 +188,9 @@ inline uint4 load_shared(u32 at) {
   memcpy(&x, arena + at, 16);
   return x;
 }
+inline void store_eight(u16* to, uint4 x, bool there) {
+  if (there) memcpy(to, &x, 16);
+}
 // stmatrix: lane l says where row l % 8 of matrix l / 8 goes, and has a pair of row l / 4 of each.
 inline void store_rows(u32 at, const u32* x, int count) {
   const int lane = threadIdx.x % 32;
@@ -238,6 +241,21 @@ inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int 
   }
   take(to, bar, 0, -rows * 128);
 }
+inline void store_box(u32 from, const TensorMap* map, int column, int row, int head, int batch) {
+  const auto run = [=] {
+    const u64* n = map->words + 1;
+    const i64* stride = (const i64*)map->words + 5;
+    for (int i = 0; i < (int)map->words[8] * 64; ++i) {
+      const i64 r = row + i / 64, c = column + i % 64;
+      if (c >= (i64)n[0] || r < 0 || r >= (i64)n[1] || head >= (i64)n[2] || batch >= (i64)n[3]) continue;
+      u16* const to = (u16*)map->words[0] + c + r * stride[0] + head * stride[1] + batch * stride[2];
+      memcpy(to, arena + from + i / 64 * 128 + ((i % 64 / 8) ^ i / 64 % 8) * 16 + i % 8 * 2, 2);
+    }
+  };
+  if (late) own->stores.push_back(run); else run();
+}
+inline void store_commit() { own->stores.commit(); }
+inline void await_stores() { own->stores.wait(0); }
 inline void load_box_for_both(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
   for (Cta& to : ctas) load_box(target, map, bar, column, row, head, batch, to);
 }
@@ -337,8 +355,9 @@ static void stand_at(int thread) {
   threadIdx.x = thread % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank, own = of_threads + thread;
 }
 static void run_thread() {
-  own->products.clear();
+  own->products.clear(), own->stores.clear();
   (*body)();
+  if (!own->stores.empty()) fprintf(stderr, "thread %d ended before its boxes were read\n", threadIdx.x), abort();
   Meeting& m = ctas[0].meeting(OF_CLUSTER);
   --cta->running;
   if (--running_threads == m.there && m.there) end(m);

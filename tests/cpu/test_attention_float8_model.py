@@ -29,16 +29,16 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 FLOAT8 = torch.float8_e4m3fn
 LAUNCH = """
 struct Call {
-  TensorMap *q, *k, *v; u16* out; float* lse; const int *first_q, *first_k; int* counter;
+  TensorMap *q, *k, *v, *o; u16* out; float* lse; const int *first_q, *first_k; int* counter;
   const float* scales[3]; i64 s[5]; int n[9], steps[6]; float scale2, number_v;
 };
 extern "C" void launch(int grid, int threads, int late, const Call* c) {
   const i64* s = c->s;
   const int *n = c->n, *t = c->steps;
   run_grid(grid, threads, late, [=] {
-    attention_hopper_forward_float8(*c->q, *c->k, *c->v, c->out, c->lse, c->first_q, c->first_k, c->counter, s[0], s[1],
-        s[2], s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], c->scales[0], c->scales[1],
-        c->scales[2], t[0], t[1], t[2], t[3], t[4], t[5], c->number_v);
+    attention_hopper_forward_float8(*c->q, *c->k, *c->v, *c->o, c->out, c->lse, c->first_q, c->first_k, c->counter,
+        s[0], s[1], s[2], s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], c->scales[0],
+        c->scales[1], c->scales[2], t[0], t[1], t[2], t[3], t[4], t[5], c->number_v);
   });
 }
 """
@@ -46,7 +46,7 @@ extern "C" void launch(int grid, int threads, int late, const Call* c) {
 
 class Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "q k v out lse first_q first_k counter".split()),
+        *((name, ctypes.c_void_p) for name in "q k v o out lse first_q first_k counter".split()),
         ("scales", ctypes.c_void_p * 3), ("s", ctypes.c_longlong * 5), ("n", ctypes.c_int * 9),
         ("steps", ctypes.c_int * 6), ("scale2", ctypes.c_float), ("number_v", ctypes.c_float),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, c
     scales = [torch.rand(len(lengths), kv_heads) + 0.5 for _ in range(3)]
     out = torch.full((1, heads, n, d_v), torch.nan, dtype=torch.bfloat16)
     lse, counter = torch.full((1, heads, n), torch.nan), torch.zeros(1, dtype=torch.int32)
-    maps = [tensor_map(q, 64), tensor_map(k, 128), tensor_map(v, 128)]
+    maps = [tensor_map(q, 64), tensor_map(k, 128), tensor_map(v, 128), tensor_map(out, 16)]
     scale2, *sizes, first, last = problem.scalars()
     tiles = config.tiles(problem)
     call = Call(

@@ -47,15 +47,15 @@ LAUNCH = """
 #define MORE
 #endif
 struct Call {
-  TensorMap *q, *k, *v; u16* out; float* lse; const int *first_q, *first_k; int* counter;
+  TensorMap *q, *k, *v, *o; u16* out; float* lse; const int *first_q, *first_k; int* counter;
   i64 s[5]; int n[10]; float scale2, slope2;
 };
 extern "C" void launch(int grid, int threads, int late, const Call* c) {
   const i64* s = c->s;
   const int* n = c->n;
   run_grid(grid, threads, late, [=] {
-    attention_hopper_forward(*c->q, *c->k, *c->v, c->out, c->lse, c->first_q, c->first_k, c->counter, s[0], s[1], s[2],
-        s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9] MORE);
+    attention_hopper_forward(*c->q, *c->k, *c->v, *c->o, c->out, c->lse, c->first_q, c->first_k, c->counter, s[0],
+        s[1], s[2], s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9] MORE);
   });
 }
 """
@@ -63,7 +63,7 @@ extern "C" void launch(int grid, int threads, int late, const Call* c) {
 
 class Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in "q k v out lse first_q first_k counter".split()),
+        *((name, ctypes.c_void_p) for name in "q k v o out lse first_q first_k counter".split()),
         ("s", ctypes.c_longlong * 5), ("n", ctypes.c_int * 10), ("scale2", ctypes.c_float),
         ("slope2", ctypes.c_float),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def check(
     parts = config.parts
     out = torch.full((1, heads * parts, n, d_v), torch.nan, dtype=q.dtype)
     lse, counter = torch.full((1, heads * parts, n), torch.nan), torch.zeros(1, dtype=torch.int32)
-    maps = [tensor_map(q, 64), tensor_map(k, config.columns), tensor_map(v, config.columns)]
+    maps = [tensor_map(q, 64), tensor_map(k, config.columns), tensor_map(v, config.columns), tensor_map(out, 16)]
     split = replace(problem, heads=heads * parts)
     _, *sizes, first, last = split.scalars()
     tiles = config.tiles(split)

@@ -70,6 +70,14 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
+// A box of shared memory, behind `fence_async`, to where it lies in a tensor; what lies outside of it stays away. Its thread's
+// boxes up to `store_commit` have been read when `await_stores` returns.
+__device__ __forceinline__ void store_box(u32 from, const TensorMap* map, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               ::"l"(map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 // Programmatic dependent launch: the next kernel's programs may take their places when all of this one have said so or ended;
 // what follows comes after the kernels ahead. Every thread waits before it touches memory or ends: a grid that ended before the
@@ -209,6 +217,12 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
   return x;
 }
 
+// Eight elements, if they are `there`. Of *(uint4*) NVRTC makes four stores here, of a branch ptxas one load after another.
+__device__ __forceinline__ void store_eight(u16* to, uint4 x, bool there) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}"
+               ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((u32)there) : "memory");
+}
+
 #ifdef STAGES
 __device__ __forceinline__ void step_ring(int& stage, u32& phase) {
   if (++stage == STAGES) stage = 0, phase ^= 1;
@@ -256,7 +270,7 @@ __device__ __forceinline__ int next_tile(int taken, int tiles, int* counter, int
 template <int WIDTH>
 __device__ __forceinline__ void write_zeros(u16* out, i64 row_stride, int rows, int lane) {
   for (int row = 0; row < min(16, rows); ++row)
-    if (lane < WIDTH / 8) *(uint4*)(out + row * row_stride + lane * 8) = make_uint4(0, 0, 0, 0);
+    store_eight(out + row * row_stride + lane * 8, make_uint4(0, 0, 0, 0), lane < WIDTH / 8);
 }
 
 // Four lanes with four registers each exchange them: lane i has then the i-th of each.
@@ -287,7 +301,31 @@ __device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float fa
         y[i] = pack(x[at] * factor, x[at + 1] * factor);
       }
       const uint4 eight = exchange(y[0], y[1], y[2], y[3], lane);
-      if (row < rows && g + lane % 4 < GROUPS) *(uint4*)(out + row * row_stride + (g + lane % 4) * 8) = eight;
+      store_eight(out + row * row_stride + (g + lane % 4) * 8, eight, row < rows && g + lane % 4 < GROUPS);
+    }
+  }
+}
+
+// A warp's 16 rows x WIDTH, of which `rows` exist, from swizzled rows of 128 bytes in shared memory, PANEL bytes from 64 columns
+// to the next, in whole lines: four are read before the first is stored.
+template <int WIDTH, int PANEL>
+__device__ __forceinline__ void copy_lines(u32 from, u16* out, i64 row_stride, int rows, int lane) {
+  constexpr int GROUPS = WIDTH / 8, EIGHTS = 16 * GROUPS, AHEAD = 4;
+  constexpr bool EVEN = 32 % GROUPS == 0;  // a lane stays in its columns
+  u16* to = out + lane / GROUPS * row_stride + lane % GROUPS * 8;
+#pragma unroll
+  for (int first = 0; first < EIGHTS; first += 32 * AHEAD) {
+    uint4 x[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int eight = min(first + 32 * i + lane, EIGHTS - 1), row = eight / GROUPS, group = eight % GROUPS;
+      if (first + 32 * i < EIGHTS) x[i] = load_shared(from + group / 8 * PANEL + swizzled(row, group % 8));
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD && first + 32 * i < EIGHTS; ++i) {
+      const int eight = first + 32 * i + lane, row = eight / GROUPS;
+      store_eight(EVEN ? to : out + row * row_stride + eight % GROUPS * 8, x[i], row < min(rows, 16));
+      to += 32 / GROUPS * row_stride;
     }
   }
 }

@@ -246,13 +246,7 @@ __device__ __forceinline__ void write_lines(const float (&x)[WIDTH / 2], float f
     }
   }
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
-    const int vector = i * 32 + lane;
-    const int row = vector / GROUPS, group = vector % GROUPS;
-    if (row < 16 && row < rows)
-      *(uint4*)(out + row * row_stride + group * 8) = load_shared(tile + group / 8 * DS_BYTES + swizzled(row, group % 8));
-  }
+  copy_lines<WIDTH, DS_BYTES>(tile, out, row_stride, rows, lane);
   __syncwarp();
 }
 

@@ -95,12 +95,13 @@ __device__ __forceinline__ void hide_if_cut(float (&s)[COLUMNS / 2], int block, 
 }
 
 struct Output {
+  const TensorMap* map;  // of boxes of a warp's rows
   u16* out;
   float* lse;
   i64 out_batch, out_head, out_row, lse_batch, lse_head;
 };
 
-// The warp's 16 rows, o `whole` / sum, through shared memory to 16-byte stores, and the log-sum-exp.
+// The warp's 16 rows, o `whole` / sum, through shared memory, and the log-sum-exp. `let_go` says when `tile` is free again.
 __device__ __forceinline__ void write(float (&o)[D_V / 2], const float (&top)[2], float (&sum)[2], float scale2, float whole,
                                       const Work& w, const Output& to, int slab, int warp, int lane, u32 tile) {
   constexpr int GROUPS = D_V / 8;
@@ -132,16 +133,25 @@ __device__ __forceinline__ void write(float (&o)[D_V / 2], const float (&top)[2]
       store_matrices(mine + g / 8 * 64 * 128 + swizzled(lane % 16, g % 8), a, b);
     }
   }
+  fence_async();
   __syncwarp();
-  u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row_warp) * to.out_row;
   const int rows = w.queries - row_warp;
+  if (PACKED && rows < 16) {  // a box would reach into the next sequence
+    u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row_warp) * to.out_row;
+    copy_lines<D_V, 64 * 128>(mine, out, to.out_row, rows, lane);
+    fence_async();
+    __syncwarp();
+  } else if (rows > 0 && lane == 0) {
 #pragma unroll
-  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
-    const int vector = i * 32 + lane;
-    const int row = vector / GROUPS, group = vector % GROUPS;
-    if (row < 16 && row < rows)
-      *(uint4*)(out + row * to.out_row + group * 8) = load_shared(mine + group / 8 * 64 * 128 + swizzled(row, group % 8));
+    for (int c = 0; c < CHUNKS(D_V); ++c) store_box(mine + c * 64 * 128, to.map, c * 64, w.q_first + row_warp, w.head, batch);
+    store_commit();
   }
+}
+
+// The warp's rows of the tile of queries, which became its output's, are free.
+__device__ __forceinline__ void let_go(u64* q_empty, int lane) {
+  await_stores();
+  if (lane == 0) barrier_arrive(shared_address(q_empty));
 }
 
 // Queries without keys: zeros, and the logarithm of nothing. Shared memory belongs to the next tile.
@@ -149,7 +159,7 @@ __device__ __forceinline__ void write_nothing(const Work& w, const Output& to, i
   const i64 batch = PACKED ? 0 : w.batch;
   for (int row = row_warp; row < min(row_warp + 16, w.queries); ++row) {
     u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row) * to.out_row;
-    if (lane < D_V / 8) *(uint4*)(out + lane * 8) = make_uint4(0, 0, 0, 0);
+    store_eight(out + lane * 8, make_uint4(0, 0, 0, 0), lane < D_V / 8);
     if (lane == 0) to.lse[batch * to.lse_batch + w.head * to.lse_head + w.q_first + row] = -INFINITY;
   }
 }

@@ -41,6 +41,7 @@ def prepare_forward(
     _, *sizes, first, last = problem.scalars()
     scale2, *slope2 = map(c_float, factors(problem))
     maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
+    maps.append(boxes(out, problem.out_dtype, 16))
     pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
     strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
     integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, forward_section(problem, config), tiles)
@@ -51,10 +52,10 @@ def prepare_forward(
 
     def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)
-        others = [operands[name] for name in names]
+        others, out = [operands[name] for name in names], operands["out"].data_ptr()
         call.launch_at(
-            stream, operands["q"].data_ptr(), operands["k"].data_ptr(), operands["v"].data_ptr(),
-            operands["out"].data_ptr(), operands["lse"].data_ptr(), *starts_of(operands), counter(device, stream),
+            stream, operands["q"].data_ptr(), operands["k"].data_ptr(), operands["v"].data_ptr(), out, out,
+            operands["lse"].data_ptr(), *starts_of(operands), counter(device, stream),
             *(0 if x is None else x.data_ptr() for x in others),
         )  # fmt: skip
 

@@ -119,7 +119,7 @@ __device__ __forceinline__ void join(const u16* parts, u16* to, i64 owner, int k
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum[2 * j] += low_half(words[j]), sum[2 * j + 1] += high_half(words[j]);
   }
-  *(uint4*)(to + column) = make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
+  store_eight(to + column, make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7])), true);
 }
 
 extern "C" __global__ void __launch_bounds__(256) attention_hopper_join(

@@ -192,6 +192,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
     issue_scores(s, q, k_tile + k_stage * K_BYTES);
     wgmma_commit();
   };
+  u64* written = nullptr;  // the barrier of the tile before, whose output may still be read
   bool found = find();
   if (found) {
     begin(true);
@@ -209,6 +210,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
       pin(s);
       release(&shared->k_empty[k_stage]);
       step_ring(k_stage, k_phase);
+      if (written) let_go(written, lane);
       hide_if_cut(s, w.end - 1, row_slab, row, lane, w, slope2);
       weigh<true>(s, top, sum, fade, scale2);
       to_operand(s, p);
@@ -260,11 +262,12 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
       // The output takes the place of the queries once no warp's product reads them any more.
       named_sync(together, 128);
       write(o, top, sum, scale2, 1.0f, w, to, slab, warp, lane, q_slab);
-      fence_async();
-      __syncwarp();
-      release(q_empty);
+      // With room for the next tile's queries its first scores run while the copy engine reads.
+      if (Q_BUFFERS > 1) written = q_empty;
+      else let_go(q_empty, lane);
       if (!EARLY) begin(found);
     } while (found);
+    await_stores();
     wgmma_wait<0>();
     pin(s);
   }
@@ -274,9 +277,9 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) attention_hopper_forward(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-    u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
-    i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
-    int section, int tiles, int parts SLOPE) {
+    const __grid_constant__ TensorMap out_map, u16* out, float* lse, const int* first_q, const int* first_k, int* counter,
+    i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads,
+    int group, int batches, int first, int last, int section, int tiles, int parts SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -284,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
   const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
   const u32 v_tile = k_tile + STAGES * K_BYTES;
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, 0, tiles, 0, first_q, first_k};
-  const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
+  const Output to = {&out_map, out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   if (threadIdx.x == 0) {
     init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);
     init_buffers(shared->k_full, shared->k_empty, STAGES, CONSUMER_WARPS);

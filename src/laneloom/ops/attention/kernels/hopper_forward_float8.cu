@@ -256,9 +256,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
       named_sync(together, 128);
       const float whole = scales.v ? scales.v[w.batch * scales.v_batch + kv_head * scales.v_head] : 1.0f;
       write(o, top, sum, scale2, whole * scales.v_number, w, to, slab, warp, lane, q_slab);
-      fence_async();
-      __syncwarp();
-      release(&shared->q_empty[q_buffer][slab]);
+      let_go(&shared->q_empty[q_buffer][slab], lane);
       if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
     }
   }
@@ -266,10 +264,11 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention_hopper_forward_float8(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
-    u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
-    i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
-    int section, int tiles, const float* scale_q, const float* scale_k, const float* scale_v, int scale_q_batch, int scale_q_head,
-    int scale_k_batch, int scale_k_head, int scale_v_batch, int scale_v_head, float v_number) {
+    const __grid_constant__ TensorMap out_map, u16* out, float* lse, const int* first_q, const int* first_k, int* counter,
+    i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads,
+    int group, int batches, int first, int last, int section, int tiles, const float* scale_q, const float* scale_k,
+    const float* scale_v, int scale_q_batch, int scale_q_head, int scale_k_batch, int scale_k_head, int scale_v_batch,
+    int scale_v_head, float v_number) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -278,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
   const u32 v_tile = k_tile + STAGES * K_BYTES;
   const u32 t_tile = v_tile + STAGES * V_BYTES;
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, 0, tiles, 0, first_q, first_k};
-  const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
+  const Output to = {&out_map, out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   const Scales scales = {scale_q, scale_k, scale_v, scale_q_batch, scale_q_head, scale_k_batch, scale_k_head, scale_v_batch,
                          scale_v_head, v_number};
   if (threadIdx.x == 0) {

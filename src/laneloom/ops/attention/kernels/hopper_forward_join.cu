@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_forward_join(
   const float factor = total == 0 ? 0 : 1 / total;
 #pragma unroll
   for (int j = 0; j < 8; ++j) sum[j] *= factor;
-  *(uint4*)(out + batch * out_batch + head * out_head + query * out_row + column) =
-      make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
+  store_eight(out + batch * out_batch + head * out_head + query * out_row + column,
+              make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7])), true);
   if (column == 0) lse[batch * lse_batch + head * lse_head + query] = total == 0 ? -INFINITY : top + __log2f(total) * 0.6931471805599453f;
 }
