@@ -70,6 +70,12 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
+// The same no further than the L2. That reads nothing, so it may come before `await_memory`: what a kernel ahead still writes, it
+// writes in the L2.
+__device__ __forceinline__ void fetch_box(const TensorMap* map, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];"
+               ::"l"(map), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
 // A box of shared memory, behind `fence_async`, to where it lies in a tensor; what lies outside of it stays away. Its thread's
 // boxes up to `store_commit` have been read when `await_stores` returns.
 __device__ __forceinline__ void store_box(u32 from, const TensorMap* map, int column, int row, int head, int batch) {

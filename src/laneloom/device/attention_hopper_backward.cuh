@@ -31,7 +31,29 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   return w;
 }
 
+// The same; of batch -1 if there is none.
+__device__ __forceinline__ Work work_of(int number, const Sizes& n) {
+  Work w;
+  w.batch = -1;
+  if (number < n.tiles) w = locate(number, n);
+  return w;
+}
+
 __device__ __forceinline__ int first_visited(const Work& w) { return w.step > 0 ? w.begin : w.end - 1; }
+
+// What the first tile begins with, before kernels ahead have ended: its keys and values from `key` on, and the head's first block of
+// queries, by one of its tiles.
+__device__ __forceinline__ void fetch_first(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
+                                            const TensorMap* g_map, const Work& w, int key, const Sizes& n, int sharers) {
+  prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map), prefetch_map(g_map);
+  if (w.batch < 0 || w.begin >= w.end) return;
+  for (int c = 0; c < CHUNKS(D); ++c) fetch_box(k_map, c * 64, key, w.head / sharers, w.batch);
+  for (int c = 0; c < CHUNKS(D_V); ++c) fetch_box(v_map, c * 64, key, w.head / sharers, w.batch);
+  if (key > 0) return;
+  const int head = w.head * n.group, row = first_visited(w) * BLOCK;
+  for (int c = 0; c < CHUNKS(D); ++c) fetch_box(q_map, c * 64, row, head, w.batch);
+  for (int c = 0; c < CHUNKS(D_V); ++c) fetch_box(g_map, c * 64, row, head, w.batch);
+}
 
 // Where sums and lines of a head's queries begin, in blocks.
 __device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes& n) {

@@ -52,7 +52,7 @@ __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int list
     store_shared(at.ones + swizzled(i / 8, i % 8), first ? (BF16 ? 0x41804700 : 0x4c007800) : 0, first ? (BF16 ? 0x3f80 : 0x3c00) : 0);
   }
   fence_async();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128) {
     init_buffers(&shared->k_full, &shared->k_empty, 1, listeners);
     init_buffers(&shared->v_full, &shared->v_empty, 1, WARPS);
     init_buffers(shared->q_full, shared->q_empty, STAGES, WARPS);
@@ -90,20 +90,16 @@ __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar
 // whose places are free only when the tile before has its last dP and dQ. Heads are those of keys, for each of its sharers.
 __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                       const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes, int sharers,
-                                      const char* lines, int* counter) {
+                                      const char* lines, int* counter, Work w) {
   const u32 k_full = shared_address(&shared->k_full), v_full = shared_address(&shared->v_full);
   int stage = 0, slot = 0, ahead = 0;  // ahead: blocks before values and keys
   u32 phase = 0, tile_phase = 0, kv_phase = 0;
-  prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map), prefetch_map(g_map);
-  for (int number = blockIdx.x;; number = next_tile(atomicAdd(counter, 1), sizes.tiles, counter)) {
-    Work w;
-    w.batch = -1;
-    if (number < sizes.tiles) w = locate(number, sizes);
+  for (;; w = work_of(next_tile(atomicAdd(counter, 1), sizes.tiles, counter), sizes)) {
     barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
     shared->work[slot] = w;
     barrier_arrive(shared_address(&shared->tile_full[slot]));
     advance<2>(slot, tile_phase);
-    if (number >= sizes.tiles) return;
+    if (w.batch < 0) return;
     const int batch = PACKED ? 0 : w.batch, steps = (w.end - w.begin) * sizes.group;
     if (steps == 0) continue;
     const int first = min(ahead, steps);

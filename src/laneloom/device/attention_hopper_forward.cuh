@@ -23,6 +23,29 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   return w;
 }
 
+// The same; of batch -1 if there is none.
+__device__ __forceinline__ Work work_of(int number, const Sizes& n) {
+  Work w;
+  w.batch = -1;
+  if (number < n.tiles) w = locate(number, n);
+  return w;
+}
+
+// What the first tile begins with, before kernels ahead have ended: its queries, and of its first keys and values, with which all
+// tiles of a head begin where nothing is hidden, its share. Rows come in boxes of PER_BOX elements.
+template <int BOXES, int VALUE_BOXES, int PER_BOX>
+__device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, const Work& w, int q_head,
+                                      const Sizes& n) {
+  if (w.batch < 0) return;
+  for (int slab = 0; slab < CONSUMERS; ++slab)
+    for (int c = 0; c < BOXES; ++c) fetch_box(q_map, c * PER_BOX, w.row0 + slab * 64, q_head, w.batch);
+  const int boxes = w.begin < w.end ? BOXES + VALUE_BOXES : 0, tiles = (w.queries + ROWS - 1) / ROWS, head = w.head / n.group;
+  for (int c = HAS_LAST ? 0 : w.row0 / ROWS; c < boxes; c += HAS_LAST ? 1 : tiles) {
+    if (c < BOXES) fetch_box(k_map, c * PER_BOX, (w.end - 1) * COLUMNS, head, w.batch);
+    else fetch_box(v_map, (c - BOXES) * PER_BOX, (w.end - 1) * COLUMNS, head, w.batch);
+  }
+}
+
 // The thread that fetches says which tile is next, `count` so far; one of batch -1 says that there is none. Shared: the kernel's.
 template <typename Shared> __device__ __forceinline__ void announce(const Work& w, Shared* shared, u32& count) {
   const int slot = count % 2;

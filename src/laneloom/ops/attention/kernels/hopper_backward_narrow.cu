@@ -141,12 +141,21 @@ extern "C" __global__ void __launch_bounds__(512, 1) attention_hopper_backward_n
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
+  release_successor();
+  Work first_work;
+  if (threadIdx.x == 0 && !PACKED) {
+    first_work = work_of(blockIdx.x, sizes);
+    fetch_first(&q_map, &k_map, &v_map, &g_map, first_work, first_work.key0, sizes, sharers);
+  }
   set_up(&storage, at, WARPS + 4, 4);
-  await_predecessor();
+  await_memory();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) fetch(&q_map, &k_map, &v_map, &g_map, at, &storage, sizes, sharers, lines, counter);
+    if (threadIdx.x == 0) {
+      if (PACKED) first_work = work_of(blockIdx.x, sizes);  // kernels ahead may write where sequences begin
+      fetch(&q_map, &k_map, &v_map, &g_map, at, &storage, sizes, sharers, lines, counter, first_work);
+    }
   } else if (warpgroup == 1) {
     shrink_registers<ADDER_REGISTERS>();
     add_up(at, &storage, sizes, dq_sums);

@@ -347,7 +347,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
   at.q = at.other_ds + 2 * DS_BYTES, at.g = at.q + STAGES * Q_BYTES;
   const u32 rank = cluster_rank();
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128) {
     init_buffers(&shared->kv_full, &shared->kv_empty, 1, 4);
     init_buffers(shared->q_full, shared->q_empty, STAGES, 16);
     init_buffers(shared->g_full, shared->g_empty, G_STAGES, 16);
@@ -358,11 +358,15 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
       barrier_init(shared_address(&shared->other_full[i]), 1);
     }
     fence_barrier_init();
-    prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map), prefetch_map(&g_map);
+  }
+  release_successor();
+  if (threadIdx.x == 0 && !PACKED) {
+    const Work w = work_of(blockIdx.x / 2, sizes);
+    fetch_first(&q_map, &k_map, &v_map, &g_map, w, w.key0 + rank * MINE, sizes, sharers);
   }
   __syncthreads();
   cluster_sync();  // both CTAs' barriers are there
-  await_predecessor();
+  await_memory();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();

@@ -33,17 +33,20 @@ __device__ __forceinline__ void take_part(Work& w, int parts) {
   w.begin += blocks * part / parts;
 }
 
+__device__ __forceinline__ Work part_of(int number, const Sizes& sizes, int parts) {
+  Work w = work_of(number, sizes);
+  if (w.batch >= 0) take_part(w, parts);
+  return w;
+}
+
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
-    const Sizes& sizes, int parts, int* counter) {
+    const Sizes& sizes, int parts, int* counter, Work w) {
   int k_stage = 0, v_stage = 0, q_buffer = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
-  for (int number = blockIdx.x, taken;; number = next_tile(taken, sizes.tiles, counter)) {
-    Work w;
-    w.batch = -1;
-    if (number < sizes.tiles) w = locate(number, sizes), take_part(w, parts);
+  for (int taken;; w = part_of(next_tile(taken, sizes.tiles, counter), sizes, parts)) {
     announce(w, shared, count);
-    if (number >= sizes.tiles) return;
+    if (w.batch < 0) return;
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
     if (blocks < 3) taken = atomicAdd(counter, 1);
@@ -288,20 +291,31 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
   const u32 v_tile = k_tile + STAGES * K_BYTES;
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, 0, tiles, 0, first_q, first_k};
   const Output to = {&out_map, out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128) {
     init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);
     init_buffers(shared->k_full, shared->k_empty, STAGES, CONSUMER_WARPS);
     init_buffers(shared->v_full, shared->v_empty, STAGES, CONSUMER_WARPS);
     init_buffers(shared->tile_full, shared->tile_empty, 2, CONSUMER_WARPS);
     fence_barrier_init();
+  }
+  release_successor();
+  Work first_work;
+  if (threadIdx.x == 0) {
     prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map);
+    if (!PACKED) {
+      first_work = part_of(blockIdx.x, sizes, parts);
+      fetch<CHUNKS(D), CHUNKS(D_V), 64>(&q_map, &k_map, &v_map, first_work, first_work.head / parts, sizes);
+    }
   }
   __syncthreads();
-  await_predecessor();
+  await_memory();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, parts, counter);
+    if (threadIdx.x == 0) {
+      if (PACKED) first_work = part_of(blockIdx.x, sizes, parts);  // kernels ahead may write where sequences begin
+      produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, parts, counter, first_work);
+    }
   } else {
     grow_registers<CONSUMER_REGISTERS>();
     consume(warpgroup - 1, q_tile, k_tile, v_tile, shared, sizes, to, scale2, SLOPE2);

@@ -51,15 +51,12 @@ __device__ __forceinline__ u32 pack_float8(float a, float b, float c, float d) {
 
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
-    const Sizes& sizes, int* counter) {
+    const Sizes& sizes, int* counter, Work w) {
   int k_stage = 0, v_stage = 0, q_buffer = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
-  for (int number = blockIdx.x, taken;; number = next_tile(taken, sizes.tiles, counter)) {
-    Work w;
-    w.batch = -1;
-    if (number < sizes.tiles) w = locate(number, sizes);
+  for (int taken;; w = work_of(next_tile(taken, sizes.tiles, counter), sizes)) {
     announce(w, shared, count);
-    if (number >= sizes.tiles) return;
+    if (w.batch < 0) return;
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
     if (blocks < 3) taken = atomicAdd(counter, 1);
@@ -280,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
   const Output to = {&out_map, out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   const Scales scales = {scale_q, scale_k, scale_v, scale_q_batch, scale_q_head, scale_k_batch, scale_k_head, scale_v_batch,
                          scale_v_head, v_number};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128) {
     init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);
     init_buffers(shared->k_full, shared->k_empty, STAGES, CONSUMER_WARPS);
     init_buffers(shared->v_full, shared->v_empty, STAGES, TRANSPOSERS);
@@ -290,14 +287,25 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
       barrier_init(shared_address(&shared->t_empty[i]), CONSUMER_WARPS);
     }
     fence_barrier_init();
+  }
+  release_successor();
+  Work first_work;
+  if (threadIdx.x == 0) {
     prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map);
+    if (!PACKED) {
+      first_work = work_of(blockIdx.x, sizes);
+      fetch<ROW_CHUNKS, 1, 128>(&q_map, &k_map, &v_map, first_work, first_work.head, sizes);
+    }
   }
   __syncthreads();
-  await_predecessor();
+  await_memory();
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all of a warp, as the compiler sees it
   if (warp < 4) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, counter);
+    if (threadIdx.x == 0) {
+      if (PACKED) first_work = work_of(blockIdx.x, sizes);  // kernels ahead may write where sequences begin
+      produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, counter, first_work);
+    }
     if (warp > 0 && warp <= TRANSPOSERS) transpose(warp - 1, v_tile, t_tile, shared, sizes);
   } else {
     grow_registers<CONSUMER_REGISTERS>();
