@@ -19,6 +19,14 @@ from laneloom.ops.attention.hopper_decode_call import compiled
 from laneloom.ops.attention.problem import AttentionProblem
 
 
+def check_begins_early(ops):
+    """The L2 is asked for the first tile's boxes, and nothing is loaded, before kernels ahead have ended."""
+    asked, loaded = ([i for i, op in enumerate(ops) if op.startswith(word)] for word in ("UTMAPF.L2", "UTMALDG"))
+    (waits,) = [i for i, op in enumerate(ops) if op == "ACQBULK"]
+    assert asked
+    assert max(asked) < waits < min(loaded)
+
+
 @pytest.mark.parametrize(("d", "last"), [(128, 0), (256, None), *rarely((128, None), (64, 0))])
 def test_hopper_forward(d, last):
     """The softmax begins between the wait for the scores and the wait for the values, and nothing is spilled before the
@@ -49,6 +57,7 @@ def test_hopper_forward(d, last):
     softmax = ops[scores_done : products[2 * steps_of_d + steps_of_columns]]
     assert sum(op == "MUFU.EX2" for op in softmax) == config.columns // 2 + 2, "and the fading of two rows"
     assert sum(op.startswith("UTMASTG") for op in ops) == -(-d // 64), "the output leaves by the copy engine"
+    check_begins_early(ops)
 
 
 @pytest.mark.parametrize(("d", "d_v", "last"), [(128, 128, 0), (256, 64, None)])
@@ -74,6 +83,7 @@ def test_hopper_forward_float8(d, d_v, last):
     assert sum(op.startswith("LDSM.16.MT88.4") for op in ops) == 4
     outputs = d_v // 16  # stores of the output; the others are of transposed values
     assert sum(op.startswith("STSM.16.M88.4") for op in ops) == 4 + outputs
+    check_begins_early(ops)
 
 
 @pytest.mark.parametrize(("d", "last"), [(128, 0), (64, None)])
@@ -113,6 +123,7 @@ def test_hopper_backward(d, last):
     stores = [op for op in ops if op.startswith("STG")]
     assert stores.count("STG.E.128") == 2 * d // 16, "dK and dV leave in 16 bytes"
     assert len(stores) == 2 * d // 16 + 1, "and the tiles' counter"
+    check_begins_early(ops)
 
 
 @pytest.mark.parametrize("last", [None, 0])
