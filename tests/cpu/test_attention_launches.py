@@ -220,6 +220,7 @@ def test_autograd_prepares_once(driver, monkeypatch, d):
         assert [forward[f"{name}_map"][1] for name in "qkv"] == [x.data_ptr() for x in leaves]
         assert [main[f"{name}_map"][1] for name in "qkvg"] == [x.data_ptr() for x in (*leaves, g)]
         assert (forward["out"], forward["lse"]) == (start["out"], start["lse"])
+        assert forward["out_map"][1] == forward["out"]
         assert [finish["dq"], join["dk"], join["dv"]] == [x.data_ptr() for x in results]
     assert met == ["prepare_forward", "prepare_backward"]
 

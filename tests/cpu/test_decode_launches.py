@@ -209,8 +209,8 @@ def test_attention_on_8_bit_floats(driver, scaled):
         wanted = steps(out=out) | {
             "grid": (min(config.tiles(problem), PROCESSORS), 1, 1), "block": (32 * config.num_warps, 1, 1),
             "shared": config.lds_bytes(problem), "q_map": boxed(q, 64), "k_map": boxed(k, config.columns),
-            "v_map": boxed(v, config.columns), "out": out.data_ptr(), "lse": lse.data_ptr(), "first_q": 0,
-            "first_k": 0, "counter": COUNTER, "lse_batch": lse.stride(0), "lse_head": lse.stride(1),
+            "v_map": boxed(v, config.columns), "out_map": boxed(out, 16), "out": out.data_ptr(),
+            "lse": lse.data_ptr(), "first_q": 0, "first_k": 0, "counter": COUNTER, "lse_batch": lse.stride(0), "lse_head": lse.stride(1),
             "scale2": 0.3 * log2(e), "queries": queries, "keys": keys, "heads": heads, "group": 2, "batches": batch,
             "first": problem.first or 0, "last": problem.last, "tiles": config.tiles(problem),
             "section": forward_section(problem, config), "v_number": 0.25 if scaled else 1.0,
