@@ -62,6 +62,25 @@ def test_a_kernel_and_its_gpu_say_what_occupancy_is_computed_from(gpu):
     assert waves == {"gfx1151": 32, "gfx942": 32}[gpu] <= told["max_num_regs"] // told["warpSize"] // kernel.n_regs
 
 
+def test_functions_are_numbers_of_their_own():
+    """Hooks of Triton's profiler, Proton, take the numbers that a GPU's driver gives."""
+    x, out, seen = torch.randn(64), torch.zeros(64), []
+
+    def see(module, function, *_):
+        seen.append(function)
+
+    triton.knobs.runtime.kernel_load_end_hook.add(see)
+    try:
+        for gpu in ("gfx1151", "gfx942"):
+            with laneloom.emulated(gpu):
+                for block in (64, 128):
+                    triton.JITFunction(copy_kernel.fn)[(1,)](x, out, 64, BLOCK=block)
+    finally:
+        triton.knobs.runtime.kernel_load_end_hook.remove(see)
+    assert len(set(seen)) == 4
+    assert all(type(function) is int for function in seen)
+
+
 def test_grids_are_integers():
     x, out = torch.randn(64), torch.zeros(64)
     with laneloom.emulated("gfx1151"), pytest.raises(TypeError, match="'float' object cannot be interpreted"):

@@ -81,6 +81,8 @@ class Emulation:
 class _Utils:
     """What Triton asks of a driver about its device and its binaries."""
 
+    handles = iter(range(1, 1 << 31))  #: of functions: numbers, as a GPU's driver gives them and Proton's hook wants
+
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
 
@@ -95,14 +97,12 @@ class _Utils:
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
-        """Nothing to load: the launcher finds the assembly text. (module, function, registers, spills, threads)
-
-        Registers and spills (words of scratch a lane) are what HIP says of a kernel, which code divides by for its
-        occupancy. No module, because Triton would ask whichever driver is active later, if any, to unload it.
-        """
+        """(module, function, registers, spills (words of scratch a lane, as HIP says), threads). Nothing is loaded, and
+        no module given, because Triton would ask whichever driver is active later, if any, to unload it."""
         kernels = (read_metadata(read_sections(binary)) or {}).get("amdhsa.kernels", ())
         facts = next((k for k in kernels if k.get(".name") == name), {})
-        return None, name, facts.get(".vgpr_count", 0), facts.get(".private_segment_fixed_size", 0) // 4, 1024
+        spills = facts.get(".private_segment_fixed_size", 0) // 4
+        return None, next(self.handles), facts.get(".vgpr_count", 0), spills, 1024
 
     def unload_module(self, module: object) -> None:
         """Nothing was loaded."""
