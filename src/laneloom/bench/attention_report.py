@@ -142,7 +142,7 @@ def render_summary(records: Iterable[Record]) -> str:
 def plot_lengths(records: Iterable[Record], path: Path) -> None:
     """TFLOP/s over the length of the sequences, 16,384 positions together, D = 128."""
     found = _newest(records)
-    figure, axes = pyplot_for(path).subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    figure, axes = pyplot_for(path).subplots(1, 2, figsize=(9, 3.6), sharex=True, sharey=True)
     for ax, what in zip(axes, ("forward", "backward"), strict=True):
         for causal, style in ((False, "-"), (True, "--")):
             for name, colour in ((OURS, "C0"), (CUDNN, "C1"), (FLASH, "C2")):
@@ -155,11 +155,13 @@ def plot_lengths(records: Iterable[Record], path: Path) -> None:
                     label = f"{name}{', causal' if causal else ''}"
                     ax.plot(*zip(*points, strict=True), style, marker="o", markersize=3, color=colour, label=label)
         ax.set_xscale("log", base=2)
-        ax.set_xlabel("length")
-        ax.set_title(what)
+        lengths = sorted({x for line in ax.lines for x in line.get_xdata()})
+        ax.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
+        ax.set_xlabel("length, 16,384 positions together")
+        ax.set_title(f"{what}, D = 128")
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("TFLOP/s")
-    axes[0].legend(fontsize=7)
+    axes[1].legend(fontsize=8, handlelength=3, loc="upper left", frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path)
