@@ -154,12 +154,13 @@ def plot_lengths(records: Iterable[Record], path: Path) -> None:
                 if points:
                     label = f"{name}{', causal' if causal else ''}"
                     ax.plot(*zip(*points, strict=True), style, marker="o", markersize=3, color=colour, label=label)
+        ax.set_title(f"{what}, D = 128")
+    lengths = sorted({x for ax in axes for line in ax.lines for x in line.get_xdata()})
+    for ax in axes:
         ax.set_xscale("log", base=2)
-        lengths = sorted({x for line in ax.lines for x in line.get_xdata()})
         ax.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
         ax.set_xlabel("length, 16,384 positions together")
-        ax.set_title(f"{what}, D = 128")
-        ax.set_ylim(bottom=0)
+    axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("TFLOP/s")
     axes[1].legend(fontsize=8, handlelength=3, loc="upper left", frameon=False)
     figure.tight_layout()
