@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,19 +32,19 @@ LAUNCH = """
 #define MORE
 #endif
 #if RANGES
-#define LAST n[6]
+#define LAST n[7]
 #else
-#define LAST n[6], n[7]
+#define LAST n[7], n[8]
 #endif
 struct Call {
   TensorMap *k, *v; const u16* q; u16* out; float *lse, *parts, *parts_lse; int* tickets; const int *lengths, *table;
-  i64 s[3]; float scale2, slope2; int n[8];
+  i64 s[3]; float scale2, slope2; int n[9];
 };
 extern "C" void launch(int grid, int cluster, int together, int bytes, int backwards, int seed, const Call* c) {
   const int* n = c->n;
   run(grid, 160, cluster, together, bytes, backwards, seed, [=] {
     KERNEL(*c->k, *c->v, c->q, c->out, c->lse, c->parts, c->parts_lse, c->tickets, c->lengths, c->table, c->s[0],
-           c->s[1], c->s[2], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], LAST MORE);
+           c->s[1], c->s[2], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], LAST MORE);
   });
 }
 """
@@ -54,7 +54,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "k v q out lse parts parts_lse tickets lengths table".split()),
         ("s", ctypes.c_longlong * 3), ("scale2", ctypes.c_float), ("slope2", ctypes.c_float),
-        ("n", ctypes.c_int * 8),
+        ("n", ctypes.c_int * 9),
     )  # fmt: skip
 
 
@@ -110,7 +110,8 @@ class Model:
                 room.inside.data_ptr() + 4 * rows * problem.d_v, tickets.inside.data_ptr(),
                 operands["lengths"].data_ptr(), None if table is None else table.data_ptr(),
                 (ctypes.c_longlong * 3)(*q.stride()[:3]), scale2, *(slope2 or [0.0]),
-                (ctypes.c_int * 8)(*sizes, 0 if table is None else table.stride(0), *last),
+                (ctypes.c_int * 9)(
+                    *sizes, 0 if table is None else table.stride(0), problem.keys, *last),
             )  # fmt: skip
             grid, backwards = config.programs(problem), self.number % 2
             most = next(n for n in (4, 3, 2, 1) if grid % n == 0) if backwards and cluster == 1 else cluster
@@ -120,6 +121,11 @@ class Model:
             assert not tickets.inside.any(), "wrong: tickets are not zero again"
 
         return run
+
+
+def read_before(sequences: int) -> dict[str, str]:
+    """What in a kernel's text becomes what, so that lengths of before the wait lie behind those of after it."""
+    return {"__ldcg(from), 0)": f"__ldcg(from + {sequences}), 0)"}
 
 
 class Guarded:
@@ -168,10 +174,14 @@ def operands_of(problem: DecodeProblem, lengths) -> dict[str, torch.Tensor]:
     return {"q": q, "k": k, "v": v, "table": table, "lengths": torch.tensor(lengths, dtype=torch.int32), "dense": dense}
 
 
-def check(model: Model, problem: DecodeProblem, config: Config, lengths: list[int], launches: int = 2) -> None:
-    """All of out and lse, whose bits are the same in each launch."""
+def check(
+    model: Model, problem: DecodeProblem, config: Config, lengths: list[int], launches: int = 2,
+    before: Sequence[int] = (),
+) -> None:  # fmt: skip
+    """All of out and lse, whose bits are the same in each launch. before: the lengths of `read_before`."""
     assert config.why_invalid(problem, GPU) is None
     operands = operands_of(problem, lengths)
+    operands["lengths"] = torch.tensor([*lengths, *before], dtype=torch.int32)
     bits = []
     for model.number in range(launches):
         out = Guarded((problem.batch, problem.queries, problem.heads, problem.d_v), DTYPES[problem.dtype])

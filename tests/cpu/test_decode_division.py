@@ -30,6 +30,7 @@ struct Piece { int program, batch, head, row0, keys, begin, end, count, which, f
 static std::vector<Piece> pieces;
 template <bool NEAR, class... T> void stream(T&&...) {}
 template <bool NEAR, class... T> void attend(T&&...) {}
+template <bool VALUES, class... T> void fetch_tile(T&&...) {}
 inline void note(const Run& run, const Output& to, int joined) {
   if (threadIdx.x == 0)
     pieces.push_back({blockIdx.x, run.batch, run.head, run.row0, run.keys, run.begin, run.end, to.count, to.which,
@@ -51,7 +52,7 @@ extern "C" int divide(int programs, const int* lengths, int batches, int kv_head
   const TensorMap map = {};
   run(programs, 32, 1, 1, 1024, backwards, 1, [=] {
     attention_hopper_decode_ranges(map, map, nullptr, nullptr, nullptr, nullptr, nullptr, tickets, lengths, nullptr,
-                                   0, 0, 0, 1.0f, queries, kv_heads * group, group, row_tiles, left, 0, batches);
+                                   0, 0, 0, 1.0f, queries, kv_heads * group, group, row_tiles, left, 0, 1 << 30, batches);
   });
   if (pieces.size() <= room) memcpy(to, pieces.data(), pieces.size() * sizeof(Piece));
   return pieces.size();

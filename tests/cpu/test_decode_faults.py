@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hopper_model import COMPILER, damaged
 from sampled import sampled
 
 torch = pytest.importorskip("torch")
 
-from decode_model import Model, check, problem_of  # noqa: E402
+from decode_model import Model, check, problem_of, read_before  # noqa: E402
 
 from laneloom.ops.attention.config_decode import HopperDecodeConfig, HopperRangesConfig  # noqa: E402
 
@@ -55,3 +57,16 @@ def test_faults_are_seen(tmp_path, monkeypatch, name):
     model = Model(tmp_path, monkeypatch, change=damaged({there: instead}, late))
     with pytest.raises(AssertionError, match=what):
         check(model, problem_of(lengths, 4, 2, room=640, d=64, d_v=64), config, lengths, launches=8)
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "config"),
+    [
+        ("if (keys != run.keys) divide", "if (false) divide", replace(CLUSTER[0], early=True)),
+        ("if (!__any_sync(~0u, keys != before)) break;", "break;", RANGES[0]),
+    ],
+)
+def test_lengths_of_before_the_wait_are_seen(tmp_path, monkeypatch, there, instead, config):
+    model = Model(tmp_path, monkeypatch, change=damaged({there: instead} | read_before(2)))
+    with pytest.raises(AssertionError, match="wrong"):
+        check(model, problem_of([600, 300], 4, 2, room=640, d=64, d_v=64), config, [600, 300], before=[64, 300])

@@ -129,6 +129,7 @@ def test_decoding(driver, rooms, monkeypatch, case, largest):
             "lengths": lengths.data_ptr(), "table": address_of(table), "q_batch": q.stride(0), "q_row": q.stride(1),
             "q_head": q.stride(2), "scale2": scale * log2(e), "queries": queries, "heads": heads,
             "group": group, "row_tiles": row_tiles, "left": window or 0, "table_row": table.stride(0) if page else 0,
+            "room": table.shape[1] * page if page else keys,
             **own,
         }  # fmt: skip
         assert_same(driver.launches, [(f"attention_{config.schedule}", wanted)])

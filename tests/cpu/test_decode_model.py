@@ -13,11 +13,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from hopper_model import COMPILER
+from hopper_model import COMPILER, damaged
 
 torch = pytest.importorskip("torch")
 
-from decode_model import Model, check, problem_of  # noqa: E402
+from decode_model import Model, check, problem_of, read_before  # noqa: E402
 
 from laneloom.ops.attention.config_decode import HopperDecodeConfig, HopperRangesConfig  # noqa: E402
 
@@ -73,6 +73,18 @@ def test_ranges(model):
 def test_ranges_of_heads_abreast(model):
     few, many = DIVISIONS[2:4]
     run(model(), ABREAST, (few, MANY_ROWS), (many, MANY_ROWS), (many, MANY), abreast=2, stages=3)
+
+
+#: lengths before kernels ahead have ended: of the same tiles, of others, such as nobody has written
+BEFORE = [0, 1, 78, 575], [576, 300, 0, 64], [-5, (1 << 31) - 1, 1 << 20, 576]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_lengths_that_a_kernel_ahead_writes(model, before):
+    lengths, *sizes = FEW
+    changed, problem = model(change=damaged(read_before(4))), problem_of(lengths, *sizes, room=576, **NARROW)
+    for config in (replace(SHARES[1], early=True), DIVISIONS[3]):
+        check(changed, problem, config, lengths, before=before)
 
 
 EVERY = pytest.mark.skipif(os.environ.get("LANELOOM_MODEL") != "all", reason="LANELOOM_MODEL=all runs it")

@@ -25,6 +25,12 @@ struct Rows {
 __device__ __forceinline__ int query_of(int r, const Rows& n) { return (int)__fdividef(r + 0.5f, n.group); }
 __device__ __forceinline__ int head_of(int r, const Rows& n) { return r - query_of(r, n) * n.group; }
 
+// A sequence's length.
+__device__ __forceinline__ int length_of(const int* from) { return max(*from, 0); }
+// The same before kernels ahead have ended, one of which may write it: `room` at most, whatever memory says while nobody has. Past
+// the L1, where it would be found again.
+__device__ __forceinline__ int early_length_of(const int* from, int room) { return min(max(__ldcg(from), 0), room); }
+
 // That this run has.
 __device__ __forceinline__ int rows_of(const Run& run, const Rows& n) { return min(ROWS, n.rows - run.row0); }
 // Of the heads that lie abreast, the one to which row r belongs.

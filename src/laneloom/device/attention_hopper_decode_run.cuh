@@ -95,6 +95,21 @@ __device__ __forceinline__ void stream(const TensorMap* k_map, const TensorMap* 
   }
 }
 
+// All lanes of one warp, before kernels ahead have ended: the L2 is asked for a run's first keys, and VALUES, by the length and the
+// page that memory says then. Where others are right, they are read for nothing.
+template <bool VALUES>
+__device__ __forceinline__ void fetch_tile(const TensorMap* k_map, const TensorMap* v_map, const Run& run, const int* table, int lane) {
+  int row = run.begin * TILE + lane * BOX, batch = run.batch;
+  if (run.begin == run.end || lane >= BOXES || row >= run.keys) return;
+#if PAGE > 0
+  batch = __ldcg(table + row / PAGE), row %= PAGE;
+#endif
+#pragma unroll
+  for (int c = 0; c < CHUNKS(D); ++c) fetch_box(k_map, c * 64, row, run.head, batch);
+#pragma unroll
+  for (int c = 0; VALUES && c < CHUNKS(D_V); ++c) fetch_box(v_map, c * 64, row, run.head, batch);
+}
+
 // Four warps: their sums, of which each of 128 threads then has a part, go to shared memory, which nobody reads by then.
 // NEAR: the queries come from shared memory, where `stream` has them brought.
 template <bool NEAR>

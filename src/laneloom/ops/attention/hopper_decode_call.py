@@ -69,7 +69,7 @@ def prepared(
     scale2, *slope2 = map(c_float, factors(problem))
     pointers = [Pointer() for _ in ("q", "out", "lse", "parts", "parts_lse", "tickets", "lengths", "table")]
     maps = (boxes(_abreast(x, config.abreast), problem.dtype, rows) for x in (k, v))
-    integers = map(c_int32, map(int, (*sizes, tensors.table_stride(), *last)))
+    integers = map(c_int32, map(int, (*sizes, tensors.table_stride(), problem.keys, *last)))
     call = CudaCall(
         _load(problem.code_key, config, gpu, device),
         (*maps, *pointers, *map(c_int64, q.stride()[:3]), scale2, *integers, *slope2),

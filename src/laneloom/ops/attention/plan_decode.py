@@ -36,8 +36,9 @@ _ABREAST, _WIDEST_ABREAST = (1, 2, 4), 192  #: heads of keys that a program may 
 _CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _LARGE_CLUSTER, _LARGE_CLUSTER_US = 8, 5  #: programs, and of reading
 _FEW_SPLITS = 4  #: more of them are no more than run at once
-#: of reading, up to which the next kernel's programs take their places early; where these take several rounds
-_EARLY_US, _EARLY_IN_ROUNDS_US = 8, 20
+#: of reading, up to which the next kernel's programs take their places early; where these take several rounds, and
+#: where they find no places for their clusters
+_EARLY_US, _EARLY_IN_ROUNDS_US, _EARLY_HELD_UP_US = 16, 20, 0.5
 _NEARLY_FULL = 0.75  #: of the places for programs
 #: what the logarithm of a time counts for, by the lengths' spread
 _WEIGHTS = {EVEN: 2, RAGGED: 1, SKEWED: 1}
@@ -126,14 +127,14 @@ def _with_rings(
 
 
 def _is_early(config: HopperDecodeConfig, resident: int, problem: DecodeProblem, gpu: Gpu) -> bool:
-    """Whether the next launch's programs take their places as these begin: where there are processors for both, or
-    none left for the next, and reading takes so little that its beginning counts."""
-    programs, processors, us = config.programs(problem), gpu.compute_units, memory_us(problem, gpu)
-    if resident == 1 and 2 * programs <= processors:
-        return config.cluster == 1
-    rounds = programs / (resident * processors)
+    """Whether the next launch's programs take their places as these begin, and ask the L2 for their first keys: where
+    they find processors without programs, or none, and reading takes so little that its beginning counts."""
+    programs, us = config.programs(problem), memory_us(problem, gpu)
+    if is_held_up(config, problem, gpu):
+        return resident == 1 and us < _EARLY_HELD_UP_US
+    rounds = programs / (resident * gpu.compute_units)
     is_full = resident == 1 or rounds > _NEARLY_FULL
-    return config.splits == 1 and is_full and us < (_EARLY_US if rounds <= 1 else _EARLY_IN_ROUNDS_US)
+    return is_full and us < (_EARLY_US if rounds <= 1 else _EARLY_IN_ROUNDS_US)
 
 
 def _most_resident(config: HopperDecodeConfig | HopperRangesConfig, problem: DecodeProblem) -> int:

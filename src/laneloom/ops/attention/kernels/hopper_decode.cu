@@ -19,10 +19,21 @@
 // Of a processor, at least, for which the compiler leaves registers. It would leave them for more, and load less ahead.
 constexpr int PROGRAMS = D <= 64 && D_V <= 64 ? 3 : D <= 160 && D_V <= 160 ? 2 : 1;
 
+// The run's tiles where its sequence has so many keys.
+__device__ __forceinline__ void divide(Run& run, int keys, int splits, const Rows& n) {
+  const int first = HAS_FIRST ? max(run.row0 / n.group + keys - n.queries - n.left, 0) / TILE : 0;
+  const int tiles = max((keys + TILE - 1) / TILE - first, 0), each = tiles / splits, rest = tiles - each * splits;
+  const float per_split = 1.0f / splits;
+  run.keys = keys;
+  run.begin = first + each * run.split + (int)((rest * run.split + 0.5f) * per_split);
+  run.end = first + each * (run.split + 1) + (int)((rest * (run.split + 1) + 0.5f) * per_split);
+}
+
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
     float* parts, float* parts_lse, int* tickets, const int* lengths, const int* table, i64 q_batch, i64 q_row, i64 q_head,
-    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int splits, int early SLOPE) {
+    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int room, int splits,
+    int early SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -34,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   run.head = rest % (heads / group), rest /= heads / group;
   run.split = rest % clusters * peers + blockIdx.x % peers, rest /= clusters;
   run.row0 = rest % row_tiles * ROWS, run.batch = rest / row_tiles;
+  Rows n = {queries, heads, group, queries * group, left, q_batch, q_row, q_head};
+  const int* const pages = table + (PAGE > 0 ? (i64)run.batch * table_row : 0);
   if (threadIdx.x == 0) {
     init_buffers(shared->full, shared->empty, STAGES, WARPS);
     fence_barrier_init();
@@ -41,16 +54,14 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   }
   __syncthreads();
   if (early) release_successor();
+  // Who begins early waits for some time. The length is what it will be, as a rule.
+  divide(run, early ? early_length_of(lengths + run.batch, room) : 0, splits, n);
+  if (early && threadIdx.x >= 128) fetch_tile<true>(&k_map, &v_map, run, pages, threadIdx.x % 32);
   await_memory();
-  run.keys = lengths[run.batch];
-  const int first = HAS_FIRST ? max(run.row0 / group + run.keys - queries - left, 0) / TILE : 0;
-  const int tiles = max((run.keys + TILE - 1) / TILE - first, 0);
-  run.begin = first + (int)((i64)tiles * run.split / splits);
-  run.end = first + (int)((i64)tiles * (run.split + 1) / splits);
-  Rows n = {queries, heads, group, queries * group, left, q_batch, q_row, q_head};
+  const int keys = length_of(lengths + run.batch);
+  if (keys != run.keys) divide(run, keys, splits, n);
   Place in = {};
   if (threadIdx.x >= 128) {
-    const int* const pages = table + (PAGE > 0 ? (i64)run.batch * table_row : 0);
     stream<false>(&k_map, &v_map, k_tile, v_tile, shared, run, pages, threadIdx.x % 32, in, q, 0, n);
     return;
   }

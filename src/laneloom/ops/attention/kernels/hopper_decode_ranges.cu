@@ -31,7 +31,7 @@ struct Shares {
 };
 
 // Of a sequence; none of one that there is not.
-__device__ __forceinline__ int keys_of(int batch, const Sequences& all) { return batch < all.batches ? max(all.lengths[batch], 0) : 0; }
+__device__ __forceinline__ int keys_of(int batch, const Sequences& all) { return batch < all.batches ? length_of(all.lengths + batch) : 0; }
 // Where a window's keys begin, in tiles.
 __device__ __forceinline__ int first_of(int keys, const Rows& n) { return HAS_FIRST ? max(keys - n.queries - n.left, 0) / TILE : 0; }
 // One at least: where there are no keys, the result is written all the same.
@@ -46,13 +46,17 @@ __device__ __forceinline__ int sum_up_to(int x, int lane) {
   }
   return x;
 }
-__device__ __forceinline__ Shares shares_of(const Sequences& all, const Rows& n, int lane) {
-  Shares s = {(all.batches + 31) / 32, 0, 0, 0};
+// keys: of this lane's sequence, where each lane has one at most.
+__device__ __forceinline__ Shares shares_of(const Sequences& all, const Rows& n, int lane, int keys) {
+  Shares s = {(all.batches + 31) / 32, keys, 0, 0};
+  if (s.each == 1) {
+    s.own = lane < all.batches ? tiles_of(keys, n) + COST : 0;
+  } else {
 #pragma unroll 4
-  for (int i = 0; i < s.each; ++i) {
-    const int batch = lane * s.each + i;
-    s.keys = keys_of(batch, all);
-    if (batch < all.batches) s.own += tiles_of(s.keys, n) + COST;
+    for (int i = 0; i < s.each; ++i) {
+      const int batch = lane * s.each + i, here = keys_of(batch, all);
+      if (batch < all.batches) s.own += tiles_of(here, n) + COST;
+    }
   }
   s.upto = sum_up_to(s.own, lane);
   return s;
@@ -104,6 +108,11 @@ __device__ __forceinline__ Walk find(int border, const Shares& s, const Sequence
   return w;
 }
 
+// What a range that ends within unit `end_number`, `end_passed` tiles behind its begin, has of the unit at w.
+__device__ __forceinline__ Run run_of(const Walk& w, int end_number, int end_passed) {
+  return {w.batch, w.head, w.row0, 0, w.keys, w.first + w.passed, w.first + (w.number == end_number ? end_passed : w.tiles)};
+}
+
 // The row of `total` tiles in ranges that differ by one tile at most.
 struct Ranges {
   int total, programs, each, rest;
@@ -140,7 +149,7 @@ __device__ __forceinline__ void hold(Held* held, const Walk& w, int program, con
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode_ranges(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
     float* parts, float* parts_lse, int* tickets, const int* lengths, const int* table, i64 q_batch, i64 q_row, i64 q_head,
-    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int batches SLOPE) {
+    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int room, int batches SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   __shared__ Held held[2];
@@ -150,33 +159,51 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   const Sequences all = {lengths, batches, heads / group, heads / group * row_tiles};
   const Rows n = {queries, heads, group, queries * group, left, q_batch, q_row, q_head};
   float* const sums = (float*)(memory + (q_tile + STAGES * ROWS * Q_PITCH - shared_address(memory)));
-  const int lane = threadIdx.x % 32;
+  const int program = blockIdx.x, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     init_buffers(shared->full, shared->empty, STAGES, WARPS);
     fence_barrier_init();
     prefetch_map(&k_map), prefetch_map(&v_map);
   }
   __syncthreads();
-  await_memory();
-  const Shares s = shares_of(all, n, lane);
-  const Ranges by = ranges_of(__shfl_sync(~0u, s.upto, 31) * all.units);
-  const int program = blockIdx.x;
-  if (program >= by.programs) return;
-  Walk w = find(border(program, by), s, all, n, lane), end = {};
-  end.number = batches * all.units;
-  if (program + 1 < by.programs) end = find(border(program + 1, by), s, all, n, lane);
-  if (threadIdx.x == 0) {
-    const bool is_first = w.passed > 0 || w.number == end.number;
-    if (is_first) hold(held, w, program, by);
-    if (end.passed > 0 && end.number != w.number) hold(held + is_first, end, program, by);
+  // A range takes a microsecond to find. So it is found by the lengths as they are before kernels ahead have ended, as long as each
+  // lane has one, and found again if they are others then.
+  Shares s;
+  Ranges by;
+  Walk w, end;
+  int keys = lane < batches && batches <= 32 ? early_length_of(lengths + lane, room) : 0;
+#pragma unroll 1
+  for (bool waited = batches > 32;; waited = true) {
+    if (waited) {
+      await_memory();
+      if (batches <= 32) {
+        const int before = keys;
+        keys = keys_of(lane, all);
+        if (!__any_sync(~0u, keys != before)) break;
+      }
+    }
+    s = shares_of(all, n, lane, keys), by = ranges_of(__shfl_sync(~0u, s.upto, 31) * all.units);
+    if (program < by.programs) {
+      w = find(border(program, by), s, all, n, lane), end = {};
+      end.number = batches * all.units;
+      if (program + 1 < by.programs) end = find(border(program + 1, by), s, all, n, lane);
+      if (threadIdx.x == 0) {
+        const bool is_first = w.passed > 0 || w.number == end.number;
+        if (is_first) hold(held, w, program, by);
+        if (end.passed > 0 && end.number != w.number) hold(held + is_first, end, program, by);
+      }
+    }
+    if (waited) break;
+    if (threadIdx.x < 128 || program >= by.programs) continue;
+    const Run run = run_of(w, end.number, end.passed);
+    fetch_tile<false>(&k_map, &v_map, run, table + (PAGE > 0 ? (i64)run.batch * table_row : 0), lane);
   }
+  if (program >= by.programs) return;
   const int end_number = end.number, end_passed = end.passed;
   Place in = {};
   int parts_held = 0;
   for (; w.number < end_number || (w.number == end_number && w.passed < end_passed); step(w, all, n)) {
-    Run run;
-    run.batch = w.batch, run.head = w.head, run.row0 = w.row0, run.keys = w.keys;
-    run.begin = w.first + w.passed, run.end = w.first + (w.number == end_number ? end_passed : w.tiles);
+    const Run run = run_of(w, end_number, end_passed);
     if (threadIdx.x >= 128) {
       const int* const pages = table + (PAGE > 0 ? (i64)run.batch * table_row : 0);
       stream<true>(&k_map, &v_map, k_tile, v_tile, shared, run, pages, lane, in, q, q_tile, n);
