@@ -16,6 +16,7 @@ from laneloom.ops.transform3d.config_levels import AMD_THREADS, AmdLevelsConfig,
 from laneloom.ops.transform3d.kernels import chained, levels_amd, rows
 
 HOPPER = get_gpu("sm_90a")
+BULK_COPY = "cp.async.bulk.shared"
 
 
 def compile_rows(gpu, k, dtype="fp64", dot=False):
@@ -136,7 +137,7 @@ def test_fused_kernel_uses_matrix_instructions_and_does_not_spill(k):
     full_tiles = "mma.sync.aligned.m16n8k4.row.col.f64" in code.asm
     assert full_tiles == (k > 8)
     assert ("mma.sync.aligned.m8n8k4.row.col.f64" in code.asm) == (-(-k // 8) % 2 == 1)
-    assert "cp.async.bulk" in code.asm
+    assert BULK_COPY in code.asm
     assert "st.global.v2.f64" in code.asm
     # A step of four for every four values of K: nothing is padded to 16 or 32.
     steps = -(-k // 4)
@@ -155,7 +156,7 @@ def test_fused_kernel_takes_complex_tensors_as_they_lie(k):
     problem = Transform3dProblem(k, 100_000, "complex128")
     code = compile_on_hopper(problem, plan(problem, HOPPER), HOPPER)
     assert code.spills == 0
-    assert "cp.async.bulk" in code.asm
+    assert BULK_COPY in code.asm
     # Real and imaginary part at once; from another CTA's shared memory at K = 20 and 24, through a generic address.
     assert ("ld.shared.v2.f64" if k <= 16 else "ld.v2.f64") in code.asm
     assert "st.global.v2.f64" in code.asm
@@ -174,7 +175,7 @@ def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
     config = next(config for config in fused if config.why_invalid(problem, HOPPER) is None)
     code = compile_on_hopper(problem, config, HOPPER)
     assert code.lds_bytes <= HOPPER.lds_bytes
-    assert "cp.async.bulk" not in code.asm
+    assert BULK_COPY not in code.asm
 
 
 @pytest.mark.covering
@@ -195,7 +196,7 @@ def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
         code = compile_on_hopper(problem, config, HOPPER)
         assert code.spills == 0
         assert code.scratch_bytes == 0
-        assert ("cp.async.bulk" in code.asm) == config.bulk
+        assert (BULK_COPY in code.asm) == config.bulk
         # Three passes of every tile of 8 columns, in steps of 8 and a last one of 4 where that is enough.
         tiles, eights, fours = -(-k // 8), k // 8 + (k % 8 > 4), int(1 <= k % 8 <= 4)
         assert code.asm.count("mma.sync.aligned.m16n8k8.row.col.f64") == 3 * tiles * eights
@@ -222,7 +223,7 @@ def test_fma_kernel_pads_nothing_and_does_not_spill(k, dtype, few):
         code = compile_on_hopper(problem, config, HOPPER)
         assert code.spills == 0
         assert code.scratch_bytes == 0
-        assert "cp.async.bulk" in code.asm
+        assert BULK_COPY in code.asm
         assert len(re.findall(r"\bfma\.rn\.f32\b", code.asm)) == 3 * 2 * k * k // config.lanes
         words = re.findall(r"st\.global\.(\S+)", code.asm)
         assert set(words) == {"f64" if k % 2 == 0 or dtype == "complex64" else "f32"}

@@ -57,6 +57,33 @@ def share(got, x, t, dtype="fp64", **options):
     return reference.worst_share(got, x, t, dtype=dtype, **options)
 
 
+@pytest.mark.parametrize(("dtype", "k", "count"), [
+    ("fp64", 10, 2048), ("fp64", 10, 40), ("fp64", 32, 64), ("fp64", 9, 2048), ("fp32", 7, 20_000), ("fp32", 10, 3),
+])  # fmt: skip
+def test_launches_use_what_those_ahead_of_them_wrote(dtype, k, count):
+    """A launch begins while the one ahead still runs: it may not read tensors or matrices before that has ended."""
+    x, orthogonal = random(count, k, k, k, dtype=dtype), torch.linalg.qr(random(k, k, dtype=dtype))[0].contiguous()
+
+    def chain(between):
+        ahead, out, results = x.clone(), torch.empty_like(x), []
+        for _ in range(8):
+            transform3d(ahead, orthogonal, out=out)
+            between()
+            results.append(transform3d(x, out[0, 0]))
+            between()
+            ahead, out = out, ahead
+        return results
+
+    expected, got = chain(torch.cuda.synchronize), chain(lambda: None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(lambda: None)
+    for _ in range(3):
+        graph.replay()
+    for results in (got, captured):
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
 @pytest.mark.parametrize("dtype", ["fp64", "fp32"])
 @pytest.mark.parametrize("k", [*range(1, 34), 40, 48, 64])
 def test_every_k(k, dtype):

@@ -128,6 +128,18 @@ def load_function(code: CodeObject, device: int) -> CudaFunction:
     return CudaFunction(code.kernel, kernel.handle, code.workgroup_size, code.lds_bytes, kernel)
 
 
+def ctas_per_processor(kernel: CudaFunction, device: int) -> int:
+    """CTAs of a kernel that a multiprocessor of the device holds at once."""
+    ctas = ctypes.c_int()
+    make_current(device)
+    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(ctas), ctypes.c_void_p(kernel.handle), kernel.threads, ctypes.c_size_t(kernel.shared_bytes)
+    )
+    if status != 0:
+        raise LaneloomError(f"kernel {kernel.name}: the CUDA driver says error {status} of its occupancy")
+    return ctas.value
+
+
 class CudaCall:
     """A kernel with its grid, ready to be launched again and again with other addresses."""
 

@@ -167,8 +167,8 @@ __device__ __forceinline__ void sweep(VALUE* tensors, VALUE* out, i64 stride_out
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
-    transform3d_flat(const VALUE* __restrict__ x, const VALUE* __restrict__ matrix, VALUE* __restrict__ out, i64 n,
-                     i64 stride_x, i64 stride_out, i64 stride_axis, i64 stride_k, i64 stride_n) {
+    transform3d_flat(const VALUE* x, const VALUE* matrix, VALUE* out, i64 n, i64 stride_x, i64 stride_out, i64 stride_axis,
+                     i64 stride_k, i64 stride_n, int resident) {
   extern __shared__ __align__(128) unsigned char shared[];
   VALUE* tensors = (VALUE*)shared;
   VALUE* t = (VALUE*)(shared + X_BYTES);  // [MATRICES][PADDED][T_STRIDE], zero past K
@@ -178,6 +178,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
   const VALUE* src = x + base * stride_x;
 
+  expect_tensors(count, stride_x, loaded);
+  follow_kernels_ahead(src, count, K * PLANE, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
   load_tensors(tensors, src, count, stride_x, loaded);
   for (int i = threadIdx.x; i < MATRICES * PADDED * PADDED; i += WARPS * 32) {
     const int axis = i / (PADDED * PADDED), k = i / PADDED % PADDED, m = i % PADDED;

@@ -125,8 +125,8 @@ __device__ __forceinline__ void sweep(float* tensors, float* out, i64 stride_out
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    transform3d_fma(const float* __restrict__ x, const float* __restrict__ matrix, float* __restrict__ out, i64 n,
-                    i64 stride_x, i64 stride_out, i64 stride_axis, i64 stride_k, i64 stride_n) {
+    transform3d_fma(const float* x, const float* matrix, float* out, i64 n, i64 stride_x, i64 stride_out, i64 stride_axis,
+                    i64 stride_k, i64 stride_n, int resident) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* tensors = (float*)shared;
   float* t = (float*)(shared + X_BYTES);  // [MATRICES][K][T_STRIDE]
@@ -136,6 +136,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
   const float* src = x + base * stride_x;
 
+  expect_tensors(count, stride_x, loaded);
+  follow_kernels_ahead(src, count, K * PLANE, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
   load_tensors(tensors, src, count, stride_x, loaded);
   for (int i = threadIdx.x; i < MATRICES * K * T_STRIDE; i += WARPS * 32) {
     const int axis = i / (K * T_STRIDE), k = i / T_STRIDE % K, m = i % T_STRIDE;

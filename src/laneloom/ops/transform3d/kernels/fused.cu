@@ -23,16 +23,11 @@
 #define STEPS (2 * TILES - (HALF_TAIL ? 1 : 0))  // contraction steps of 4
 #define PADDED (8 * TILES)
 #define T_STRIDE (PADDED + 2)                    // = 2 mod 8: few bank conflicts when fragments are read
-#define MATRICES (SAME_MATRIX ? 1 : 3)
 #define SPREAD_B (K % 4 == 2 && K < 16)          // order of b that spares bank conflicts at small K
 #define PLANES (K / CLUSTER)                      // planes of one tensor in this CTA
 #define COLUMN_TILES ((GROUP * K2 + 8 * CLUSTER - 1) / (8 * CLUSTER))
 #define VECTORS (K % 2 == 0 && BULK)             // pairs along c are aligned
 #define X_BYTES ((GROUP * PLANES * K2 * PARTS * (int)sizeof(VALUE) + 15) / 16 * 16)
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 template <typename T> struct Pair;
 template <> struct Pair<double> { typedef double2 type; };
@@ -254,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
-    transform3d_fused(const VALUE* __restrict__ x, const VALUE* __restrict__ matrix, VALUE* __restrict__ out, i64 n,
-                      i64 stride_x, i64 stride_out, i64 stride_axis, i64 stride_k, i64 stride_n) {
+    transform3d_fused(const VALUE* x, const VALUE* matrix, VALUE* out, i64 n, i64 stride_x, i64 stride_out,
+                      i64 stride_axis, i64 stride_k, i64 stride_n, int resident) {
   extern __shared__ __align__(128) unsigned char shared[];
   VALUE* tensors = (VALUE*)shared;
   double* t = (double*)(shared + X_BYTES);  // [MATRICES][PADDED][T_STRIDE], zero past K
@@ -271,6 +266,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded), "r"(count * PLANES * K2 * PARTS * (int)sizeof(VALUE))
                  : "memory");
+  }
+  follow_kernels_ahead(src, count, PLANES * K2 * PARTS, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
+  if (BULK && threadIdx.x == 0) {
     const bool dense = stride_x == K3 * PARTS;
     const u32 bytes = (dense ? count : 1) * PLANES * K2 * PARTS * sizeof(VALUE);
     for (int i = 0; i < (dense ? 1 : count); ++i)
@@ -305,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
           : "memory");
     for (int i = warp; i < GROUP * PLANES * PARTS; i += WARPS) {
       const int p = i / PARTS, part = i % PARTS;
-      if (GROUP == 1 || p < count * K)
+      if (p < count * K)
         transform_plane(tensors + p * K2 * PARTS + part, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
     }
   }
