@@ -35,7 +35,7 @@ __device__ __forceinline__ void follow_kernels_ahead(const VALUE* src, int count
   if (waves) release_successor();
   if (FETCH_AHEAD && (int)blockIdx.x < resident) {
     if (threadIdx.x == 0) {
-      const bool dense = stride_x == values;
+      const bool dense = GROUP == 1 || stride_x == values;
 #pragma unroll 1  // several at once would take more registers than all that follows
       for (int i = 0; i < (dense ? 1 : count); ++i) fetch(src + i * stride_x, (dense ? count : 1) * values);
     }

@@ -269,8 +269,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   }
   follow_kernels_ahead(src, count, PLANES * K2 * PARTS, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
   if (BULK && threadIdx.x == 0) {
-    const bool dense = stride_x == K3 * PARTS;
+    const bool dense = GROUP == 1 || stride_x == K3 * PARTS;
     const u32 bytes = (dense ? count : 1) * PLANES * K2 * PARTS * sizeof(VALUE);
+#pragma unroll 1
     for (int i = 0; i < (dense ? 1 : count); ++i)
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -303,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
           : "memory");
     for (int i = warp; i < GROUP * PLANES * PARTS; i += WARPS) {
       const int p = i / PARTS, part = i % PARTS;
-      if (p < count * K)
+      if (GROUP == 1 || p < count * K)
         transform_plane(tensors + p * K2 * PARTS + part, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
     }
   }

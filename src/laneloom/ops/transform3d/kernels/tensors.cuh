@@ -8,7 +8,7 @@
 enum Axis { ALONG_C, ALONG_B, ALONG_A };
 
 // Tensors side by side are one piece, whose last few bytes may be less than a bulk copy moves (odd K).
-__device__ __forceinline__ int count_pieces(int count, i64 stride_x) { return stride_x == K * PLANE ? 1 : count; }
+__device__ __forceinline__ int count_pieces(int count, i64 stride_x) { return GROUP == 1 || stride_x == K * PLANE ? 1 : count; }
 __device__ __forceinline__ int copied(int values) { return values - values % (16 / (int)sizeof(VALUE)); }
 
 // The barrier, which may come before `follow_kernels_ahead`.
@@ -26,6 +26,7 @@ __device__ __forceinline__ void load_tensors(VALUE* tensors, const VALUE* src, i
 #if BULK
   const int pieces = count_pieces(count, stride_x), values = (pieces == 1 ? count : 1) * K * PLANE;
   if (threadIdx.x == 0) {
+#pragma unroll 1
     for (int i = 0; i < pieces; ++i)
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
