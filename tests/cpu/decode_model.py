@@ -31,20 +31,15 @@ LAUNCH = """
 #else
 #define MORE
 #endif
-#if RANGES
-#define LAST n[7]
-#else
-#define LAST n[7], n[8]
-#endif
 struct Call {
   TensorMap *k, *v; const u16* q; u16* out; float *lse, *parts, *parts_lse; int* tickets; const int *lengths, *table;
-  i64 s[3]; float scale2, slope2; int n[9];
+  i64 s[3]; float scale2, slope2; int n[8];
 };
 extern "C" void launch(int grid, int cluster, int together, int bytes, int backwards, int seed, const Call* c) {
   const int* n = c->n;
   run(grid, 160, cluster, together, bytes, backwards, seed, [=] {
     KERNEL(*c->k, *c->v, c->q, c->out, c->lse, c->parts, c->parts_lse, c->tickets, c->lengths, c->table, c->s[0],
-           c->s[1], c->s[2], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], LAST MORE);
+           c->s[1], c->s[2], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7] MORE);
   });
 }
 """
@@ -54,7 +49,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "k v q out lse parts parts_lse tickets lengths table".split()),
         ("s", ctypes.c_longlong * 3), ("scale2", ctypes.c_float), ("slope2", ctypes.c_float),
-        ("n", ctypes.c_int * 9),
+        ("n", ctypes.c_int * 8),
     )  # fmt: skip
 
 
@@ -78,7 +73,7 @@ class Model:
 
     def compile_cuda(self, text, gpu, *, constants, num_warps, lds_bytes, name) -> ctypes.CDLL:
         schedule = name.removesuffix(".cu")
-        constants |= {"KERNEL": f"attention_{schedule}", "RANGES": int("ranges" in name), "CTAS": 4}
+        constants |= {"KERNEL": f"attention_{schedule}", "CTAS": 4}
         if (key := repr((name, constants))) not in self.libraries:
             folder = self.folder / str(len(self.libraries))
             folder.mkdir()
@@ -110,7 +105,7 @@ class Model:
                 room.inside.data_ptr() + 4 * rows * problem.d_v, tickets.inside.data_ptr(),
                 operands["lengths"].data_ptr(), None if table is None else table.data_ptr(),
                 (ctypes.c_longlong * 3)(*q.stride()[:3]), scale2, *(slope2 or [0.0]),
-                (ctypes.c_int * 9)(
+                (ctypes.c_int * 8)(
                     *sizes, 0 if table is None else table.stride(0), problem.keys, *last),
             )  # fmt: skip
             grid, backwards = config.programs(problem), self.number % 2

@@ -112,7 +112,7 @@ def test_decoding(driver, rooms, monkeypatch, case, largest):
         else:
             clusters = config.splits // cluster
             several, parts = clusters > 1, units * clusters
-            own = {"splits": config.splits, "early": int(config.early)}
+            own = {"splits": config.splits}
         sums_rows = parts * min(16, queries * group)
         sums, size = rooms.pop() if several else (0, 0)
         assert size == (sums_rows * (d_v + 1) if several else 0)

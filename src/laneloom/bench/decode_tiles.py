@@ -254,7 +254,7 @@ def sweep(out: Path, seeds: list[int], rounds: int, jobs: int) -> None:
 def plain(config: Config) -> Config:
     """The config without what its kernel's code does not depend on."""
     if isinstance(config, HopperDecodeConfig):
-        return replace(config, splits=1, cluster=1, early=False, alone=False)
+        return replace(config, splits=1, cluster=1, alone=False)
     return replace(config, ranges=1, alone=False)
 
 

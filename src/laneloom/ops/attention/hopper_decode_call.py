@@ -31,6 +31,7 @@ def compiled(problem: DecodeProblem, config: Config, gpu: Gpu) -> CodeObject:
         "HAS_FIRST": int(problem.left is not None),
         "BF16": int(problem.dtype == "bf16"),
         "SOFTCAP": int(problem.softcap != 0),
+        "EARLY": int(config.early) if isinstance(config, HopperDecodeConfig) else 0,
     }
     name = f"{config.schedule}.cu"
     return compile_cuda(

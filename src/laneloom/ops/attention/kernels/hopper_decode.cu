@@ -14,10 +14,12 @@
 //
 // Compile-time constants: D, D_V (multiples of 8 up to 256, of all the heads abreast), ABREAST, STAGES, BOX (keys of a copy: 64,
 // or fewer where pages are smaller), PAGE (keys of a page, 0 without pages), HAS_FIRST (a window), BF16,
-// SOFTCAP (as in hopper_forward.cu).
+// SOFTCAP (as in hopper_forward.cu), EARLY (the next launch's programs may take their places as these begin).
 
 // Of a processor, at least, for which the compiler leaves registers. It would leave them for more, and load less ahead.
 constexpr int PROGRAMS = D <= 64 && D_V <= 64 ? 3 : D <= 160 && D_V <= 160 ? 2 : 1;
+// Rows that begin within half a line cost the L2 more to be asked for ahead than it saves.
+constexpr bool WHOLE_LINES = D % 32 == 0 && D_V % 32 == 0;
 
 // The run's tiles where its sequence has so many keys.
 __device__ __forceinline__ void divide(Run& run, int keys, int splits, const Rows& n) {
@@ -32,8 +34,7 @@ __device__ __forceinline__ void divide(Run& run, int keys, int splits, const Row
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
     float* parts, float* parts_lse, int* tickets, const int* lengths, const int* table, i64 q_batch, i64 q_row, i64 q_head,
-    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int room, int splits,
-    int early SLOPE) {
+    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int room, int splits SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -53,13 +54,18 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
     prefetch_map(&k_map), prefetch_map(&v_map);
   }
   __syncthreads();
-  if (early) release_successor();
+#if EARLY
+  release_successor();
   // Who begins early waits for some time. The length is what it will be, as a rule.
-  divide(run, early ? early_length_of(lengths + run.batch, room) : 0, splits, n);
-  if (early && threadIdx.x >= 128) fetch_tile<true>(&k_map, &v_map, run, pages, threadIdx.x % 32);
+  divide(run, early_length_of(lengths + run.batch, room), splits, n);
+  if (WHOLE_LINES && threadIdx.x >= 128) fetch_tile<true>(&k_map, &v_map, run, pages, threadIdx.x % 32);
   await_memory();
   const int keys = length_of(lengths + run.batch);
   if (keys != run.keys) divide(run, keys, splits, n);
+#else
+  await_memory();
+  divide(run, length_of(lengths + run.batch), splits, n);
+#endif
   Place in = {};
   if (threadIdx.x >= 128) {
     stream<false>(&k_map, &v_map, k_tile, v_tile, shared, run, pages, threadIdx.x % 32, in, q, 0, n);
@@ -68,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   float* const sums = (float*)(memory + (k_tile - shared_address(memory)));
   float* const mine = sums + WARPS * ROWS * PITCH;
   attend<false>(q, 0, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2, in);
-  if (!early) release_successor();
+  if (!EARLY) release_successor();
   // Found again, not kept in registers for so long.
   forget(n.group);
   peers = cluster_size(), clusters = splits / peers;

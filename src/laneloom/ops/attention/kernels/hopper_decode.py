@@ -32,5 +32,4 @@ def prepare(
         clusters = config.splits // cluster
         return (units * clusters, units * cluster) if clusters > 1 else (0, 0)
 
-    last = (config.splits, config.early)
-    return prepared(problem, config, gpu, tensors, last, parts_of, cluster=config.cluster)
+    return prepared(problem, config, gpu, tensors, (config.splits,), parts_of, cluster=config.cluster)
