@@ -21,24 +21,24 @@ _LINE = 128  #: bytes that a miss brings
 _DRIFT_TILES = 64  #: of a run, until programs that share processors are far from their neighbours
 #: in us: a call, each further round of programs, a tile's work and that for 128 bytes of its rows; tiles' work after
 #: the last one is there, a tile ahead, a row of the result
-_START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.43, 1.96, 0.123, 0.131
-_TILES_AFTER, _AHEAD_US, _ROW_US = 2.2, 0.0888, 0.0472
+_START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.42, 1.78, 0.141, 0.131
+_TILES_AFTER, _AHEAD_US, _ROW_US = 1.53, 0.102, 0.059
 #: clusters' sums and each of their programs; clusters that share rows, and a row of each; what an early launch saves;
 #: clusters whose next launch finds too few places for its own
-_CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.07, 0.0214, 1.59, 0.0244, 0.03, 3.9
+_CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.34, 0.0135, 1.83, 0.0244, 0.33, 3.9
 #: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
 #: a sector and neighbours are not read together, more so in clusters; what clusters lose, and runs without them
-_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_SHARED, _BROKEN_MORE = 1.06, 13.4, 1.61, 60.1, 2.65
-_CLUSTERS_LOSE, _RUNS_LOSE = 0.105, 0.0302
-_PAIR_GBS = 125.8  #: of two processors that have one way to the L2
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_SHARED, _BROKEN_MORE = 1.06, 13.8, 1.61, 51.1, 2.65
+_CLUSTERS_LOSE, _RUNS_LOSE = 0.0788, 0.0302
+_PAIR_GBS = 157.0  #: of two processors that have one way to the L2
 _NORM = 3.43  #: of limits: the largest one counts, and near it the others
 #: where lengths differ: of a tile's work, what it takes in the longest run, more where programs share processors, and
 #: where they take rounds; further rounds; the norm of that run and all else, in one round and in several
-_LONGEST, _LONGEST_BESIDE, _LONGEST_LATE, _ROUND_SHARE, _NORM_ONE, _NORM_SEVERAL = 1.1, 0.0838, 1.45, 0.8, 2.09, 2.65
+_LONGEST, _LONGEST_BESIDE, _LONGEST_LATE, _ROUND_SHARE, _NORM_ONE, _NORM_SEVERAL = 1.1, 0.0629, 1.45, 0.879, 2.09, 3.26
 #: ranges: what they lose, a unit's begin and end, the norm of limits; the call, tiles' work after the last one is
 #: there, a row; sums of parts, and 128 items by 8 parts of them
-_RANGES_LOSE, _UNIT_US, _NORM_RANGES = 0.0429, 0.325, 3.8
-_RANGES_US, _RANGES_AFTER, _RANGES_ROW_US, _CUT_US, _ITEMS_US = 2.9, 2.63, 0.0431, 2.09, 0.458
+_RANGES_LOSE, _UNIT_US, _NORM_RANGES = 0.0429, 0.331, 3.8
+_RANGES_US, _RANGES_AFTER, _RANGES_ROW_US, _CUT_US, _ITEMS_US = 2.17, 2.63, 0.0431, 1.57, 0.532
 _PARTS_AHEAD, _ITEMS = 8, 128  #: AHEAD and threads of attention_hopper_decode.cuh
 
 
