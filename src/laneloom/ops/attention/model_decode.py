@@ -28,7 +28,7 @@ _TILES_AFTER, _AHEAD_US, _ROW_US = 1.53, 0.102, 0.059
 _CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.34, 0.0135, 1.83, 0.0244, 0.33, 3.9
 #: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
 #: a sector and neighbours are not read together, more so in clusters; what clusters lose, and runs without them
-_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_SHARED, _BROKEN_MORE = 1.06, 13.8, 1.61, 51.1, 2.65
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_SHARED, _BROKEN_MORE = 1.06, 13.8, 1.61, 60.1, 2.65
 _CLUSTERS_LOSE, _RUNS_LOSE = 0.0788, 0.0302
 _PAIR_GBS = 157.0  #: of two processors that have one way to the L2
 _NORM = 3.43  #: of limits: the largest one counts, and near it the others

@@ -147,6 +147,7 @@ def tiles_constants(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) ->
         "EXCHANGE": code if lanes else None,
         "CONSTRAINTS": constraints,
         "BLOCK": MAX_VECTOR_BYTES // problem.element_bytes,
+        "PDL": gpu.vendor == "nvidia",  # programs take their places while the kernel ahead ends
     }
 
 

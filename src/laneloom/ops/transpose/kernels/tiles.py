@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
+from ....device.hopper import release_successor, wait_for_predecessor
 from ....device.lane_exchange import blocks_exchanged
 from ....device.prepared import PreparedLaunch
 from ....gpu import Gpu
@@ -114,7 +115,7 @@ def transpose_tiles(
     X_FAST: gl.constexpr, Y_FAST: gl.constexpr, X_VEC: gl.constexpr, Y_VEC: gl.constexpr,
     R_VEC: gl.constexpr, C_VEC: gl.constexpr,
     WIDE: gl.constexpr, LOAD: gl.constexpr, STORE: gl.constexpr,
-    EXCHANGE: gl.constexpr, CONSTRAINTS: gl.constexpr, BLOCK: gl.constexpr,
+    EXCHANGE: gl.constexpr, CONSTRAINTS: gl.constexpr, BLOCK: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     tiles_r = (R - 1) // BLOCK_R + 1
     tiles_c = (C - 1) // BLOCK_C + 1
@@ -132,6 +133,9 @@ def transpose_tiles(
     left_c = gl.multiple_of(gl.minimum(C - c0, BLOCK_C).to(gl.int32), [C_VEC])
     x_tile = x_ptr + outer * stride_xo + b0 * stride_xi + r0 * stride_xr + c0 * stride_xc
     y_tile = y_ptr + outer * stride_yo + b0 * stride_yi + r0 * stride_yr + c0 * stride_yc
+    if PDL:
+        wait_for_predecessor()
+        release_successor()
     if (left_b == BLOCK_B) & (left_r == BLOCK_R) & (left_c == BLOCK_C):
         _move(
             x_tile, y_tile, left_b, left_r, left_c, stride_xi, stride_xr, stride_xc, stride_yi, stride_yr, stride_yc,
@@ -168,7 +172,8 @@ def prepare(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) -> Callabl
         def arguments(x: Any, y: Any, rest: tuple[Any, ...] = rest) -> tuple[Any, ...]:
             return as_integers(x), as_integers(y), *rest
 
-        launches.append(PreparedLaunch(transpose_tiles, grid, arguments, num_warps=config.num_warps))
+        options = {"num_warps": config.num_warps, "launch_pdl": values["PDL"]}
+        launches.append(PreparedLaunch(transpose_tiles, grid, arguments, **options))
 
     def run(x: Any, y: Any) -> None:
         for launch in launches:
@@ -194,12 +199,14 @@ def code_object(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) -> Cod
     """The machine code that `launch` runs."""
     element = f"*i{8 * problem.element_bytes}"
     integers = runtime_arguments(problem) | {"first_program": 0}
+    constants = tiles_constants(problem, config, gpu)
     return compile_kernel(
         transpose_tiles,
         gpu=gpu,
         signature={"x_ptr": element, "y_ptr": element}
         | {name: "i32" if value < 1 << 31 else "i64" for name, value in integers.items()},
-        constants=tiles_constants(problem, config, gpu),
+        constants=constants,
         num_warps=config.num_warps,
         attrs=(),
+        options={"launch_pdl": True} if constants["PDL"] else None,
     )
