@@ -4,7 +4,7 @@
 // Operands lie in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so
 // that a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the
 // requests.
-// device/hopper.cuh and hopper_shares.cuh come in front of this text.
+// device/hopper.cuh, hopper_ahead.cuh and hopper_shares.cuh come in front of this text.
 
 #define THREADS (32 * CONSUMER_WARPS + 128)  // registers are handed over between whole warpgroups
 #define A_BYTES (BLOCK_M * 128)
@@ -13,37 +13,55 @@
 #define WARP_M (BLOCK_M / WARPS_M)
 #define WARP_N (BLOCK_N / WARPS_N)
 
-__device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 barrier, bool along_k, int block, int k,
-                                             int row, int inner, int outer) {
+template <bool TO_RING>
+__device__ __forceinline__ void bring_operand(const TensorMap *map, u32 to, u32 barrier, bool along_k, int block, int k,
+                                              int row, int inner, int outer) {
     if (along_k) {
-        load_box(map, to, barrier, k, row, inner, outer);
+        bring_box<TO_RING>(map, to, barrier, k, row, inner, outer);
     } else {
 #pragma unroll 1
         for (int panel = 0; panel < block / 16; ++panel)
-            load_box(map, to + panel * (BLOCK_K * 128), barrier, row + 16 * panel, k, inner, outer);
+            bring_box<TO_RING>(map, to + panel * (BLOCK_K * 128), barrier, row + 16 * panel, k, inner, outer);
     }
 }
 
+// The operands of one tile.
+struct Operands {
+    const TensorMap *a_map, *b_map;
+    int m, n, a_inner, a_outer, b_inner, b_outer;
+
+    __device__ __forceinline__ Operands(const TensorMap *a_map, const TensorMap *b_map, const Tile &tile, const Sizes &s)
+        : a_map(a_map), b_map(b_map), m(tile.m), n(tile.n), a_inner(tile.inner * s.a_inner),
+          a_outer(tile.outer * s.a_outer), b_inner(tile.inner * s.b_inner), b_outer(tile.outer * s.b_outer) {}
+    template <bool TO_RING> __device__ __forceinline__ void bring_a(int slice, u32 to, u32 barrier) const {
+        bring_operand<TO_RING>(a_map, to, barrier, !A_IS_KM, BLOCK_M, slice * BLOCK_K, m, a_inner, a_outer);
+    }
+    template <bool TO_RING> __device__ __forceinline__ void bring_b(int slice, u32 to, u32 barrier) const {
+        bring_operand<TO_RING>(b_map, to + A_BYTES, barrier, B_IS_NK, BLOCK_N, slice * BLOCK_K, n, b_inner, b_outer);
+    }
+};
+
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Sizes &s, int whole,
-                                        int parts, u32 ring, u32 full, u32 empty) {
+                                        int parts, u32 ring, u32 full, u32 empty, Work work) {
     u32 stage = 0, phase = 0;
-    Walk walk = begin_walk();
-    Tile tile;
-    Piece piece;
-    for (int n = 0; find_piece(n, piece, s, whole, parts); ++n) {
-        locate(piece.item, walk, tile, s, 0, 0);
+    Operands operands(a_map, b_map, work.tile, s);
+    // The loads come after the kernels that wrote A and B. In a block of its own, so that what is ahead of it stays there.
+    if (work.there) wait_for_predecessor();
+    for (int n = 0; work.there;) {
 #pragma unroll 1
-        for (int slice = piece.first; slice < piece.last; ++slice) {
+        for (int slice = work.piece.first; slice < work.piece.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(empty + 8 * stage, phase ^ 1);
             const u32 barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
             expect_bytes(barrier, STAGE_BYTES);
-            load_operand(a_map, to, barrier, !A_IS_KM, BLOCK_M, slice * BLOCK_K, tile.m, tile.inner * s.a_inner,
-                         tile.outer * s.a_outer);
-            load_operand(b_map, to + A_BYTES, barrier, B_IS_NK, BLOCK_N, slice * BLOCK_K, tile.n,
-                         tile.inner * s.b_inner, tile.outer * s.b_outer);
+            operands.bring_a<true>(slice, to, barrier);
+            operands.bring_b<true>(slice, to, barrier);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
+        // Through a zero that the compiler does not know, or it would begin with this ahead of the first piece.
+        const int zero = full + 8 * stage >> 30;
+        work.find(++n, s, whole + zero, parts + zero);
+        operands = Operands(a_map, b_map, work.tile, s);
     }
 }
 
@@ -211,6 +229,8 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     extern __shared__ __align__(1024) char shared[];
     const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    Work work;
+    if (threadIdx.x == CONSUMERS) prefetch_map(&a_map), prefetch_map(&b_map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1);
@@ -219,15 +239,26 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
         // The copy engine must see the barriers before it signals them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    // Meanwhile. By the lane that is elected each time: what all have would be computed in uniform registers, which is slow.
+    if (warp >= CONSUMER_WARPS && elect_one()) work.find(0, sizes, whole, parts);
     __syncthreads();
     release_successor();
-    wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, parts, ring, full, empty);
+        if (warp == CONSUMER_WARPS && elect_one())
+            produce(&a_map, &b_map, sizes, whole, parts, ring, full, empty, work);
+        if (FETCHED && warp == CONSUMER_WARPS + 1 && elect_one()) {
+            const Operands operands(&a_map, &b_map, work.tile, sizes);
+            work.fetch(sizes, whole, [&](bool of_a, int slice) {
+                if (of_a) operands.bring_a<false>(slice, 0, 0);
+                else operands.bring_b<false>(slice, 0, 0);
+            });
+        }
+        wait_for_predecessor();  // who brings nothing does not end sooner
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    wait_for_predecessor();  // which may still use C and the parts
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     u32 stage = 0, phase = 0;
     Sums sums;

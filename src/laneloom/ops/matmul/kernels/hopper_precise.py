@@ -22,8 +22,11 @@ from ..config_shares import LAUNCHES
 from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, prepare_launches
 
+_TEXTS = ("hopper_ahead.cuh", "hopper_shares.cuh", "hopper_precise.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (40, 232), 2: (40, 216)}
+#: slices that the L2 is asked for before the kernel ahead ends, by the CTAs of an SM: none asks while another loads
+_FETCHED = {1: 2, 2: 0}
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -34,13 +37,13 @@ def code_object(problem, config, gpu) -> CodeObject:
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "CUT": config.cut,
         "RESIDENT": tile.resident, "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
-        "STAGES": config.stages, "GROUP_M": config.group_m,
+        "STAGES": config.stages, "FETCHED": _FETCHED[tile.resident], "GROUP_M": config.group_m,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
         "WIDE_STORE": int(config.stores_wide(problem)),
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_shares.cuh", "hopper_precise.cu"), gpu, constants=constants,
+        kernel_source(__package__, *_TEXTS), gpu, constants=constants,
         num_warps=config.num_warps + 4, lds_bytes=config.shared_bytes(problem), name="hopper_precise.cu",
     )  # fmt: skip
 
