@@ -18,6 +18,7 @@ from matmul_products import SUMMED, cut  # noqa: E402
 from registers_products import check, fp32, small, tf32  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
+from laneloom.ops.matmul.kernels import hopper_registers  # noqa: E402
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -66,3 +67,24 @@ USUAL = sampled(without(PRODUCTS, "a along k", "panels of a", "turned, panels of
 def test_products(model, name):
     model()
     check(*PRODUCTS[name])
+
+
+@pytest.mark.parametrize(("product", "config", "r", "s"), [
+    # 3 tiles down and 2 across, lines along K
+    (fp32(140, 40, 136), small(), 2 * 3, 2 * 2),
+    # 1 and 2, panels of both, each two boxes a slice
+    (fp32(70, 72, 100, "tn"), small(columns=64), 2 * 2 * 2, 2 * 2 * 2),
+    # 3 parts of K, of one slice at least
+    (fp32(68, 36, 136), small(split_k=3), 2 * (2 + 2 + 1), 2 * (2 + 2 + 1)),
+], ids=["along k", "panels", "parts"])  # fmt: skip
+def test_what_is_asked_for_ahead(model, tmp_path, monkeypatch, product, config, r, s):
+    """Every box of the first two slices is asked for once, whoever reads it."""
+    log = tmp_path / "boxes"
+    monkeypatch.setenv("FETCHED_BOXES", str(log))
+    monkeypatch.setattr(hopper_registers, "fetched", lambda *_: 2)
+    model()
+    check(product, config.with_knobs(programs=16))
+    boxes = log.read_text().splitlines()
+    of_maps = [[box for box in boxes if box.startswith(one)] for one in {box.split()[0] for box in boxes}]
+    assert sorted(map(len, of_maps)) == sorted((r, s))
+    assert len(set(boxes)) == len(boxes)

@@ -6,139 +6,7 @@
 // a line of 128 bytes for each k. The warps beside it turn S's panels into lines of 32 k and cut S into pieces.
 // Warpgroups of 64 rows of D fetch R's fragments of the next slice while wgmma multiplies this one. TURNED: D is C's
 // transpose. SPLIT: tiles are cut along K; C has a part of the sums behind the other, which the next launch adds up.
-// device/hopper.cuh and multiply_step(), a wgmma, come in front of this text.
-
-#define R_BYTES (BLOCK_M * 128)
-#define S_BYTES (BLOCK_N * 128)
-#define STAGE_BYTES (R_BYTES + PIECES * S_BYTES)
-#define SLABS (BLOCK_M / 64)
-#define CONSUMER_WARPS (4 * SLABS)
-#define THREADS (32 * CONSUMER_WARPS + 128)
-#define SUMS (BLOCK_N / 2)              // of a thread
-#define PANEL_BYTES (32 * 128)          // 32 lines
-#define BUFFER_BYTES (2 * PANEL_BYTES)  // of 64 rows and 32 columns of D on their way out
-#define CUTTERS 96                      // threads that turn and cut S
-#define CUT (PIECES > 1 || !S_ALONG_K)  // whether anything of that is to be done
-
-struct Ring { u32 slices, full, empty, cut; };  // addresses: of the slices, and of barriers, one for each
-
-struct Share { int item, part, first, last; };  // a tile, and slices of it
-
-// The share of number n of this CTA, if there is one: `each` slices of a tile. The same ones of all tiles are neighbours,
-// so that CTAs which run at the same time ask for the same lines.
-__device__ __forceinline__ bool find_share(int n, Share &share, const Sizes &s, int each) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K, number = blockIdx.x + n * gridDim.x;
-    if (!SPLIT) {
-        share = {number, 0, 0, slices};
-        return number < s.items;
-    }
-    const int part = number / s.items, first = part * each;
-    share = {number - part * s.items, part, first, min(first + each, slices)};
-    return first < slices;
-}
-
-__device__ __forceinline__ void load_panels(const TensorMap *map, u32 to, u32 barrier, int count, int x, int k, int inner,
-                                            int outer) {
-#pragma unroll
-    for (int panel = 0; panel < count; ++panel)
-        load_box(map, to + panel * PANEL_BYTES, barrier, x + 32 * panel, k, inner, outer);
-}
-
-__device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap *s_map, const Sizes &s, int each,
-                                        const Ring &ring) {
-    u32 stage = 0, phase = 0;
-    Walk walk = begin_walk();
-    Tile tile;
-    Share share;
-    for (int n = 0; find_share(n, share, s, each); ++n) {
-        locate(share.item, walk, tile, s, 0, 0);
-        const int r_inner = tile.inner * s.a_inner, r_outer = tile.outer * s.a_outer;
-        const int s_inner = tile.inner * s.b_inner, s_outer = tile.outer * s.b_outer;
-#pragma unroll 1
-        for (int slice = share.first; slice < share.last; ++slice) {
-            // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
-            wait_barrier(ring.empty + 8 * stage, phase ^ 1);
-            const u32 barrier = ring.full + 8 * stage, to = ring.slices + stage * STAGE_BYTES;
-            const int k = slice * BLOCK_K;
-            expect_bytes(barrier, R_BYTES + S_BYTES);
-            if (R_ALONG_K) load_box(r_map, to, barrier, k, tile.m, r_inner, r_outer);
-            else load_panels(r_map, to, barrier, BLOCK_M / 32, tile.m, k, r_inner, r_outer);
-            if (S_ALONG_K) load_box(s_map, to + R_BYTES, barrier, k, tile.n, s_inner, s_outer);
-            else load_panels(s_map, to + R_BYTES, barrier, BLOCK_N / 32, tile.n, k, s_inner, s_outer);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-    }
-}
-
-// The nearest TF32. Ties go away from zero. What would round to infinity is cut off, and so are infinity and NaN.
-__device__ __forceinline__ u32 near_bits(u32 bits) {
-    return (bits + (fabsf(__uint_as_float(bits)) < 0x1.ffep+127f ? 0x1000 : 0)) & 0xffffe000;
-}
-
-// wgmma ignores the last 13 bits of what it takes as TF32.
-__device__ __forceinline__ u32 rest_bits(u32 bits, u32 near) {
-    return __float_as_uint(__uint_as_float(bits) - __uint_as_float(near));
-}
-
-__device__ __forceinline__ void write_pieces(uint4 *x, uint4 bits) {
-    if (PIECES == 1) {
-        *x = bits;
-        return;
-    }
-    const uint4 near = {near_bits(bits.x), near_bits(bits.y), near_bits(bits.z), near_bits(bits.w)};
-    *x = near;
-    x[S_BYTES / 16] = {rest_bits(bits.x, near.x), rest_bits(bits.y, near.y), rest_bits(bits.z, near.z),
-                       rest_bits(bits.w, near.w)};
-}
-
-// A half of each panel of S in turn to lines along K, in place: a lane turns 4 k x 4 columns. Block (k / 4, column / 4) of
-// a panel goes to where (column / 4, k / 4) was, which a lane of the same warp has. 8 lanes that load or store together
-// have blocks of one diagonal, k / 4 ^ column / 4, so that with the swizzle they meet in no bank.
-__device__ __forceinline__ void turn(uint4 *x, int thread) {
-    const int lane = thread % 32, along = lane % 8;
-#pragma unroll 1
-    for (int half = thread / 32; half < BLOCK_N / 16; half += CUTTERS / 32) {
-        const int across = along ^ (lane / 8 + half % 2 * 4);
-        uint4 *panel = x + half / 2 * (PANEL_BYTES / 16);
-        u32 block[4][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int line = 4 * along + i;
-            const uint4 bits = panel[line * 8 + (across ^ line % 8)];
-            block[i][0] = bits.x, block[i][1] = bits.y, block[i][2] = bits.z, block[i][3] = bits.w;
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int line = 4 * across + i;
-            write_pieces(panel + line * 8 + (along ^ line % 8), {block[0][i], block[1][i], block[2][i], block[3][i]});
-        }
-    }
-}
-
-// Make every slice of S what wgmma takes: lines along K, its near pieces in place, the rest behind.
-__device__ __forceinline__ void cut(const Sizes &s, int each, char *slices, const Ring &ring, int thread) {
-    u32 stage = 0, phase = 0;
-    Share share;
-    for (int n = 0; find_share(n, share, s, each); ++n) {
-#pragma unroll 1
-        for (int slice = share.first; slice < share.last; ++slice) {
-            wait_barrier(ring.full + 8 * stage, phase);
-            uint4 *x = (uint4 *)(slices + stage * STAGE_BYTES + R_BYTES);
-            if (!S_ALONG_K) {
-                turn(x, thread);
-            } else {
-#pragma unroll 2
-                for (int i = thread; i < S_BYTES / 16; i += CUTTERS) write_pieces(x + i, x[i]);
-            }
-            // These writes become visible to wgmma before the barrier says that they are there.
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            if (thread % 32 == 0) arrive(ring.cut + 8 * stage);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-    }
-}
+// device/hopper.cuh, hopper_ahead.cuh, hopper_registers_feed.cuh and multiply_step(), a wgmma, come in front of this text.
 
 // What one thread gives wgmma of a slice of R: registers of each step of 8 k. Lane (g, t) = (lane / 4, lane % 4) holds the
 // rows g and g + 8 of its warp's 16 at t and t + 4.
@@ -269,6 +137,8 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     const u32 barriers = shared_address(staging + (TMA_STORE ? SLABS * 2 * BUFFER_BYTES : 0));
     const Ring ring = {shared_address(shared), barriers, barriers + 8 * STAGES, barriers + 16 * STAGES};
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    Work work;
+    if (threadIdx.x == 32 * CONSUMER_WARPS) prefetch_map(&r_map), prefetch_map(&s_map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.full + 8 * stage, 1);
@@ -278,20 +148,21 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
         // The copy engine must see the barriers before it signals them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    // Meanwhile. By the lane that is elected each time: what all have would be computed in uniform registers, which is slow.
+    if (warp >= CONSUMER_WARPS && elect_one()) work.find(0, sizes, each);
     __syncthreads();
     release_successor();
-    // Orders the loads after the kernels that wrote the operands; kernels ahead may still use what is written.
-    wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         if (SLABS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S_ALONG_K ? 40 : 56));
-        if (warp == CONSUMER_WARPS) {
-            if (elect_one()) produce(&r_map, &s_map, sizes, each, ring);
-        } else if (CUT) {
-            cut(sizes, each, shared, ring, threadIdx.x - 32 * CONSUMER_WARPS - 32);
-        }
+        const Operands operands(&r_map, &s_map, work.tile, sizes);
+        if (warp == CONSUMER_WARPS && elect_one()) produce(operands, sizes, each, ring, work);
+        if (FETCHED && warp == CONSUMER_WARPS + 1 && elect_one()) fetch(operands, sizes, work);
+        if (CUT && warp > CONSUMER_WARPS) cut(sizes, each, shared, ring, threadIdx.x - 32 * CONSUMER_WARPS - 32);
+        wait_for_predecessor();  // who brings nothing does not end sooner
         return;
     }
     if (SLABS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S_ALONG_K ? 232 : 224));
+    wait_for_predecessor();  // which may still use C
     const int slab = warp / 4;
     staging += slab * 2 * BUFFER_BYTES;
     const Lane place = place_lane(warp % 4, lane);

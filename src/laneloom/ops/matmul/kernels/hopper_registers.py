@@ -21,8 +21,18 @@ from ....codegen.wgmma import wgmma_function
 from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
 from ..config_registers import PIECES, along_k
+from ..config_shares import CTA_BYTES
 from ..parts_of_k import Parts
 from ..tma_operand import UNUSED_PITCH, Order, Sizes, TmaOperand, kernel_source, prepare_launches
+
+_TEXTS = ("hopper_ahead.cuh", "hopper_registers_feed.cuh", "hopper_registers.cu")
+_FETCHED = 2
+
+
+def fetched(problem, config, gpu) -> int:
+    """Slices that the L2 is asked for before the kernel ahead ends. None where an SM has room for two CTAs: none asks
+    while another loads."""
+    return _FETCHED if 2 * (config.shared_bytes(problem) + CTA_BYTES) > gpu.lds_bytes + CTA_BYTES else 0
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -34,12 +44,12 @@ def code_object(problem, config, gpu) -> CodeObject:
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": config.group_m, "GROUPED": 0,
         "TURNED": int(config.turned), "PIECES": PIECES[problem.precision],
         "R_ALONG_K": int(r_along_k), "S_ALONG_K": int(s_along_k), "TMA_STORE": int(config.by_tma(problem)),
-        "SPLIT": int(config.split_k > 1),
+        "SPLIT": int(config.split_k > 1), "FETCHED": fetched(problem, config, gpu),
     }  # fmt: skip
     multiply = wgmma_function("multiply_step", columns, "tf32", a_in_registers=True)
     types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
     return compile_cuda(
-        types + multiply + kernel_source(__package__, "hopper_registers.cu"), gpu,
+        types + multiply + kernel_source(__package__, *_TEXTS), gpu,
         constants=constants, num_warps=4 * (rows // 64 + 1), lds_bytes=config.shared_bytes(problem),
         name="hopper_registers.cu",
     )  # fmt: skip
