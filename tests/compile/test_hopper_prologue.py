@@ -1,4 +1,4 @@
-"""What a CTA of `hopper_cluster` does before its first load and after its last product, by the machine code."""
+"""What a CTA does before its first load and, of `hopper_cluster`, after its last product, by the machine code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from hopper_compiled import compile_valid
+from hopper_compiled import GPU, compile_valid
 from sass_listing import disassemble
 
 from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.config_precise import PreciseConfig
+from laneloom.ops.matmul.config_registers import RegistersConfig
+from laneloom.ops.matmul.config_stream import StreamConfig
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
+from laneloom.ops.quantized_matmul.config_hopper import HopperWeightsConfig
+from laneloom.ops.quantized_matmul.kernels import hopper_weights
+from laneloom.ops.quantized_matmul.problem import QuantizedProblem
 
 
 @pytest.mark.covering
@@ -26,6 +32,71 @@ def test_a_cta_that_comes_late_loads_at_once(knobs):
     between = sass[sass.rindex("ACQBULK", 0, load) : load]
     assert len(re.findall(r"/\*[0-9a-f]{4}\*/", between)) < 48
     assert "SYNCS" not in between, "barriers expect their first slices since they were made"
+
+
+WAIT, LOAD, FETCH, BARRIER = "ACQBULK", "UTMALDG", "UTMAPF", "SYNCS.EXCH"
+PRECISE = PreciseConfig(block_m=128, block_n=64, block_k=16, stages=6)
+PRECISE_PAIR = PreciseConfig(block_m=32, block_n=32, block_k=16, num_warps=4, stages=6, programs=264)
+STREAM = StreamConfig(block_m=128, block_n=128, block_k=24, num_warps=8, stages=8, split=False)
+STREAM_PAIR = StreamConfig(
+    block_m=32, block_n=128, block_k=16, num_warps=4, stages=8, split=False, programs=264, lanes_a=True)  # fmt: skip
+REGISTERS = RegistersConfig(block_m=128, block_n=64, block_k=32, stages=8, turned=True)
+#: dtype, precision, layout, config, whether it asks the L2 ahead
+EARLY = {
+    "fp64": ("fp64", "ieee", "nn", PRECISE, True),
+    "fp64, shares": ("fp64", "ieee", "nt", PRECISE.with_knobs(split=True), True),
+    "fp64, two CTAs": ("fp64", "ieee", "tn", PRECISE_PAIR, False),
+    "fp32": ("fp32", "ieee", "tn", STREAM, True),
+    "fp32, shares": ("fp32", "ieee", "tn", STREAM.with_knobs(split=True), True),
+    "fp32, turned": ("fp32", "ieee", "nn", STREAM.with_knobs(lanes_a=True, stages=4), True),
+    "fp32, two CTAs, parts of k": ("fp32", "ieee", "nn", STREAM_PAIR.with_knobs(split_k=2), False),
+    "tf32": ("fp32", "tf32", "nn", REGISTERS, True),
+    "3xtf32": ("fp32", "3xtf32", "nn", REGISTERS.with_knobs(block_m=64, block_n=128, stages=6), True),
+    "3xtf32, two CTAs, parts of k": (
+        "fp32", "3xtf32", "nt", REGISTERS.with_knobs(block_m=16, block_n=64, stages=4, split_k=4), False),
+}  # fmt: skip
+
+
+def check_begins_early(sass: str, *, fetches: bool) -> None:
+    """Barriers, what comes first, and what is asked for ahead come before the wait; nothing else of memory does."""
+    load = sass.index(LOAD)
+    wait = sass.rindex(WAIT, 0, load)
+    between = sass[wait:load]
+    assert sass.rindex(BARRIER) < sass.index("BAR.SYNC") < sass.index(WAIT)
+    assert sass.count("UTMACCTL.PF", 0, sass.index("BAR.SYNC")) == 2, "both tensor maps"
+    assert not re.search(r"MUFU\.RCP|I2F", between), "no division"
+    assert len(re.findall(r"/\*[0-9a-f]{4}\*/", between)) < 100
+    assert not re.search(r"\b(LDG|STG|LDGSTS|RED|ATOMG)\b", sass[: sass.index(WAIT)])
+    assert (FETCH in sass) == fetches
+    if fetches:  # a warp that loads nothing, or this one before it waits
+        behind = sass[sass.rindex(FETCH) :]
+        assert WAIT in behind.split(LOAD)[0]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("name", EARLY)
+def test_what_needs_no_memory_comes_before_the_wait(name):
+    dtype, precision, layout, config, fetches = EARLY[name]
+    problem = MatmulProblem.contiguous(1024, 1000, 1024, dtype=dtype, layout=layout, precision=precision)
+    check_begins_early(disassemble(compile_valid(problem, config)), fetches=fetches)
+
+
+@pytest.mark.parametrize("x_by_tma", [False, True])
+def test_weights_and_their_scales_are_asked_for_before_the_wait(x_by_tma):
+    problem = QuantizedProblem.contiguous(
+        64, 4096, 4096, dtype="bf16", dtype_w="int4", dtype_scale="bf16", group=128)  # fmt: skip
+    config = HopperWeightsConfig(
+        eighths=8, consumers=1, stages=6 if x_by_tma else 3, together=1, cluster=2, x_by_tma=x_by_tma)  # fmt: skip
+    assert config.why_invalid(problem, GPU) is None
+    sass = disassemble(hopper_weights.code_object(problem, config, GPU))
+    wait = sass.rindex(WAIT, 0, sass.index(LOAD))
+    ahead = sass[:wait]
+    assert sass.rindex(BARRIER) < sass.index("BAR.SYNC") < wait
+    assert sass.count("UTMACCTL.PF", 0, sass.index("BAR.SYNC")) == 1 + x_by_tma
+    assert sass.rindex(FETCH) < wait
+    assert sass.rindex("CCTL.E.PF2") < wait, "scales"
+    assert not re.search(r"\b(LDG|STG|LDGSTS|RED|ATOMG)\b", ahead)
+    assert not re.search(r"MUFU\.RCP|I2F", sass[wait : sass.index(LOAD)])
 
 
 @pytest.mark.parametrize(("block_n", "epilogue", "expected"), [
