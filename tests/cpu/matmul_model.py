@@ -84,7 +84,6 @@ CALLS = {
     "cvt.rn.bf16.f32 %0, %1;": "ptx::narrow_to_bfloat",
     "cvt.rn.f16.f32 %0, %1;": "ptx::narrow_to_half",
     "cp.async.bulk.prefetch.L2.global [%0], %1;": "ptx::fetch_line",
-    "prefetch.global.L2 [%0];": "ptx::fetch_line",
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2; }":
     "ptx::store_at_peer",
     "cp.async.ca.shared.global [%0], [%1], 4;": "ptx::copy_word",

@@ -138,7 +138,7 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     const Ring ring = {shared_address(shared), barriers, barriers + 8 * STAGES, barriers + 16 * STAGES};
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     Work work;
-    if (threadIdx.x == 32 * CONSUMER_WARPS) prefetch_map(&r_map), prefetch_map(&s_map);
+    if (!FETCHED && threadIdx.x == 32 * CONSUMER_WARPS) prefetch_map(&r_map), prefetch_map(&s_map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.full + 8 * stage, 1);

@@ -26,7 +26,7 @@ from ..parts_of_k import Parts
 from ..tma_operand import UNUSED_PITCH, Order, Sizes, TmaOperand, kernel_source, prepare_launches
 
 _TEXTS = ("hopper_ahead.cuh", "hopper_registers_feed.cuh", "hopper_registers.cu")
-_FETCHED = 2
+_FETCHED = 4
 
 
 def fetched(problem, config, gpu) -> int:

@@ -155,10 +155,6 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const u32 warp = uniform(threadIdx.x / 32);
     Turn at = {shared_address(memory), 0, 0};
-    if (threadIdx.x == 128 * CONSUMERS) prefetch_map(&w_map);
-#if X_BY_TMA
-    if (threadIdx.x == 128 * CONSUMERS) prefetch_map(&rows);
-#endif
     if (threadIdx.x == 0) {
         for (Turn i = at; i.stage < STAGES; ++i.stage) {
             init_barrier(i.full(), BRINGERS / 32);

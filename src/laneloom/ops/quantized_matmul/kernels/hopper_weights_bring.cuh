@@ -269,27 +269,14 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
     }
 }
 
-// Asks the L2 for the first slices of W, and for what their scales and zeros begin with in every row.
-__device__ __forceinline__ void fetch(const TensorMap *w_map, const unsigned char *scales, const unsigned char *zeros,
-                                      const WeightSizes &s, const Part &part) {
-    const int thread = threadIdx.x - 128 * CONSUMERS, group = part.first * SLICE / max(GROUP, 1);
-    for (int i = thread; i < min(FETCHED, part.last - part.first); i += BRINGERS)
-        fetch_box(w_map, (part.first + i) * LINE, part.n, part.inner * s.w_inner, part.outer * s.w_outer);
-    const auto fetch_line = [](const unsigned char *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory"); };
-    scales += of_batch(part, s.scale_outer, s.scale_inner) * SCALE_BYTES;
-    zeros += of_batch(part, s.zero_outer, s.zero_inner);
-    for (int n = part.n + thread; FETCHED && GROUP && n < min(part.n + COLUMNS, s.N); n += BRINGERS) {
-        fetch_line(scales + (n * (u32)s.scale_n + group) * SCALE_BYTES);
-        if (ZEROS) fetch_line(zeros + n * (u32)s.zero_n + group);
-    }
-}
-
-// Fills the ring for all tiles of the CTA, of which `part` is the first; a cluster has one.
+// The same for all tiles of the CTA, of which `part` is the first; a cluster has one.
 __device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
                                       const unsigned char *zeros, const int *ends, const WeightSizes &s, Turn at, Search search,
                                       Part part, bool there) {
 #if !GROUPED
-    fetch(w_map, scales, zeros, s, part);
+    for (int i = threadIdx.x - 128 * CONSUMERS; i < min(FETCHED, part.last - part.first); i += BRINGERS)
+        fetch_box(w_map, (part.first + i) * LINE, part.n, part.inner * s.w_inner, part.outer * s.w_outer);
+    wait_for_predecessor();
 #endif
     for (int tile = blockIdx.x; there; there = CLUSTER == 1 && find_part(part, tile += gridDim.x, search, ends, s, 0)) {
 #if X_BY_TMA
@@ -297,7 +284,6 @@ __device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, 
 #else
         const Brought of(rows, scales, zeros, s, part);
 #endif
-        if (!GROUPED && tile == blockIdx.x) wait_for_predecessor();  // not sooner: where its loads begin is known by now
         bring_tile(w_map, rows, of, s, at, part);
     }
 }

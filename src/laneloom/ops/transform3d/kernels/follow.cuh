@@ -33,7 +33,7 @@ __device__ __forceinline__ void follow_kernels_ahead(const VALUE* src, int count
   // several launches would share SMs, and leave others idle.
   const bool waves = (int)gridDim.x > resident;
   if (waves) release_successor();
-  if (FETCH_AHEAD && (int)blockIdx.x < resident) {
+  if (FETCH_AHEAD && (int)blockIdx.x < (resident + 1) / 2) {
     if (threadIdx.x == 0) {
       const bool dense = GROUP == 1 || stride_x == values;
 #pragma unroll 1  // several at once would take more registers than all that follows
