@@ -13,13 +13,14 @@ from .problem import Transform3dProblem
 
 #: K of which it was faster than `flat` on one H200 -> lanes. These leave the tiles of 8 columns of FP64 part empty
 _LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
-_OF_FEW: Mapping[int, tuple[int, int]] = {12: (4, 5)}  #: lanes and warps where there are few tensors
+_OF_FEW: Mapping[int, tuple[int, int]] = {12: (4, 8), 18: (3, 6)}  #: lanes and warps where there are few tensors
 _MAX_WARPS, _WARP = 32, 32
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
 _SMALL_K = 8
-#: bytes of a CTA's tensors, up to that K and beyond; the same where too few tensors fill the GPU many times
-_BYTES, _BYTES_OF_FEW = (24 * 1024, 48 * 1024), (4 * 1024, 16 * 1024)
+_BYTES = (12 * 1024, 48 * 1024)  #: of a CTA's tensors at most, up to that K and beyond
+_BYTES_OF: Mapping[int, int] = {10: 32 * 1024}
+_LEAST_CTAS = 256  #: that tensors are divided among, if there are as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
     if k not in _LANES:
         return None
     lanes, warps = _OF_FEW[k] if few and k in _OF_FEW else (_LANES[k], _WARPS)
-    group = max((_BYTES_OF_FEW if few else _BYTES)[k > _SMALL_K] // tensor, 1)
+    group = max(min(_BYTES_OF.get(k, _BYTES[k > _SMALL_K]) // tensor, problem.count // _LEAST_CTAS), 1)
     whole = PIECE // gcd(PIECE, tensor)
     for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
         tensors = max(group // of, 1) * of
