@@ -13,12 +13,16 @@ from .problem import Transform3dProblem
 
 #: K of which it was faster than `flat` on one H200 -> lanes. These leave the tiles of 8 columns of FP64 part empty
 _LANES: Mapping[int, int] = {**dict.fromkeys((*range(1, 8), 9, 11), 1), 10: 2, 12: 2, 15: 3, 18: 3}
-_OF_FEW: Mapping[int, tuple[int, int]] = {12: (4, 8), 18: (3, 6)}  #: lanes and warps where there are few tensors
+#: K and numbers of an element -> lanes, warps, bytes of a CTA's tensors where there are few tensors
+_OF_FEW: Mapping[tuple[int, int], tuple[int, int, int]] = {
+    (11, 1): (1, 4, 24 * 1024), (12, 1): (4, 8, 28 * 1024), (12, 2): (4, 5, 16 * 1024), (18, 1): (3, 6, 48 * 1024),
+}  # fmt: skip
 _MAX_WARPS, _WARP = 32, 32
 _MOST_OF_MATRIX = 144  #: elements of it in a lane's registers
 _WARPS = 4
 _SMALL_K = 8
-_BYTES = (12 * 1024, 48 * 1024)  #: of a CTA's tensors at most, up to that K and beyond
+#: of a CTA's tensors at most, for each number of an element up to that K, and beyond; the least of small ones
+_BYTES_OF_SMALL, _BYTES, _LEAST_BYTES_OF_SMALL = 12 * 1024, 48 * 1024, 4 * 1024
 _BYTES_OF: Mapping[int, int] = {10: 32 * 1024}
 _LEAST_CTAS = 256  #: that tensors are divided among, if there are as many
 
@@ -61,8 +65,13 @@ def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
     k, tensor, few = problem.k, problem.k**3 * problem.element_bytes, problem.count <= FEW_TENSORS
     if k not in _LANES:
         return None
-    lanes, warps = _OF_FEW[k] if few and k in _OF_FEW else (_LANES[k], _WARPS)
-    group = max(min(_BYTES_OF.get(k, _BYTES[k > _SMALL_K]) // tensor, problem.count // _LEAST_CTAS), 1)
+    most, least = _BYTES_OF.get(k, _BYTES), 0
+    if k <= _SMALL_K:
+        most, least = _BYTES_OF_SMALL * problem.parts, _LEAST_BYTES_OF_SMALL
+    lanes, warps = _LANES[k], _WARPS
+    if few and (k, problem.parts) in _OF_FEW:
+        lanes, warps, most = _OF_FEW[k, problem.parts]
+    group = max(min(most // tensor, max(problem.count // _LEAST_CTAS, least // tensor)), 1)
     whole = PIECE // gcd(PIECE, tensor)
     for bulk, of in ((True, 1 if problem.vector_aligned else whole), (False, 1)):
         tensors = max(group // of, 1) * of
