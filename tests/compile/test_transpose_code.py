@@ -99,4 +99,6 @@ def test_fragments_between_lanes(gpu, size):
 def test_hopper(size):
     code = compiled("sm_90a", size)
     assert code.lds_bytes > 0
+    wait, release = (code.asm.index(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
+    assert wait < release < min(code.asm.index(what) for what in ("ld.global", "st.global"))
     assert set(re.findall(r"ld\.global\.(\S+)", code.asm)) == {"v4.b32"} if size < 8 else {"v2.b64"}

@@ -52,7 +52,8 @@ extern "C" int divide(int programs, const int* lengths, int batches, int kv_head
   const TensorMap map = {};
   run(programs, 32, 1, 1, 1024, backwards, 1, [=] {
     attention_hopper_decode_ranges(map, map, nullptr, nullptr, nullptr, nullptr, nullptr, tickets, lengths, nullptr,
-                                   0, 0, 0, 1.0f, queries, kv_heads * group, group, row_tiles, left, 0, 1 << 30, batches);
+                                   0, 0, 0, 1.0f, queries, kv_heads * group, group, row_tiles, left, 0, 1 << 30,
+                                   batches);
   });
   if (pieces.size() <= room) memcpy(to, pieces.data(), pieces.size() * sizeof(Piece));
   return pieces.size();

@@ -36,9 +36,8 @@ PACKAGE = Path(__file__).parents[1]
 _SHARED_SOURCES = ("device/attention_hopper.cuh", "ops/attention/hopper.py")
 _DECODE_SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_decode.cuh", "device/attention_hopper_decode_run.cuh",
-    "ops/attention/config_decode.py", "ops/attention/hopper_decode_call.py", "ops/attention/model_decode.py",
-    "ops/attention/plan_decode.py", "ops/attention/kernels/hopper_decode.cu",
-    "ops/attention/kernels/hopper_decode_ranges.cu",
+    "ops/attention/config_decode.py", "ops/attention/hopper_decode_call.py",
+    "ops/attention/kernels/hopper_decode.cu", "ops/attention/kernels/hopper_decode_ranges.cu",
 )  # fmt: skip
 _SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
@@ -48,7 +47,7 @@ _SOURCES = (
     "ops/attention/kernels/hopper_backward_narrow.cu", "ops/attention/kernels/hopper_backward_wide.cu",
     "ops/attention/kernels/hopper_forward.cu",
 )  # fmt: skip
-#: what the time of attention on Hopper depends on, and that of decoding
+#: what the time of attention on Hopper depends on, and that of decoding by a config
 KERNEL_SOURCES, DECODE_SOURCES = (tuple(PACKAGE / name for name in names) for names in (_SOURCES, _DECODE_SOURCES))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}

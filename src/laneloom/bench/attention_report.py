@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .attention import COPY, CUDNN, DECODE_SOURCES, FLASH, KERNEL_SOURCES
+from ..gpu import get_gpu
+from ..ops.attention.plan_decode import plan_decode
+from .attention import COPY, CUDNN, DECODE_SOURCES, FLASH, KERNEL_SOURCES, Case, decode_problem
 from .plots import pyplot_for, save_figure
 from .records import Record, load
 from .report import OURS, fill_page, geometric_mean, measured_on
 from .suites import load_suite
 
+_GPU = get_gpu("sm_90a")
 _SWEEP = 16 * 16384  #: heads times positions of the sweep over lengths
 
 
@@ -101,12 +105,17 @@ def render_decode(records: Iterable[Record]) -> str:
         ours, copy = by_name[OURS], by_name[COPY]
         ratios = ["" if x is None else f"{x:.2f}" for x in (_ratio(by_name, CUDNN), _ratio(by_name, FLASH))]
         words = _words(dict(problem)).replace(" | no |", " |")
-        stale = " (stale)" if ours.is_stale(DECODE_SOURCES) else ""
+        text = (ours.config or {}).get("text", "")
+        is_stale = ours.is_stale(DECODE_SOURCES) or text != plan_decode(decode_problem(_case(ours)), _GPU).text
         lines.append(
             f"| {words} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.gbs / copy.gbs:.2f} | {' | '.join(ratios)} | "
-            f"{(ours.config or {}).get('text', '')}{stale} |"
+            f"{text}{' (stale)' if is_stale else ''} |"
         )
     return "\n".join(lines)
+
+
+def _case(record: Record) -> Case:
+    return Case(**{field.name: record.problem[field.name] for field in fields(Case)})
 
 
 def render_summary(records: Iterable[Record]) -> str:
