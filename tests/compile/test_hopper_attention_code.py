@@ -183,7 +183,7 @@ def test_hopper_decode(schedule, d, page, left):
     """Copies of the keys and values run ahead of mma, and one launch puts the parts together."""
     gpu = get_gpu("sm_90a")
     problem = DecodeProblem(16, 32, 8, 1, 8192, d, d, "bf16", d**-0.5, left, page)
-    configs = (HopperDecodeConfig(splits=1, stages=2), HopperRangesConfig(ranges=128, stages=2))
+    configs = (HopperDecodeConfig(splits=1, stages=2, early=True), HopperRangesConfig(ranges=128, stages=2))
     code = next(compiled(problem, config, gpu) for config in configs if config.schedule == schedule)
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
     assert code.lds_bytes + 2048 <= gpu.lds_bytes

@@ -172,8 +172,10 @@ def attend_by_torch(case: Case, backend: SDPBackend | list[SDPBackend], operands
         return scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
 
 
-def measure(case: Case, rounds: int) -> dict[str, tuple[dict[str, Timing], float, float, str]]:
-    """"forward", "backward" -> timings by candidate, error, its budget, what ran."""
+def measure(
+    case: Case, rounds: int, *, gradients: bool = True
+) -> dict[str, tuple[dict[str, Timing], float, float, str]]:
+    """"forward" and, if that is wanted, "backward" -> timings by candidate, error, its budget, what ran."""
     sets = count_sets(case.bytes(True), limit=64)
     operands = [_operands(case, i) for i in range(sets)]
     causal = "top_left" if case.causal else False
@@ -195,6 +197,8 @@ def measure(case: Case, rounds: int) -> dict[str, tuple[dict[str, Timing], float
     }
     forward = interleave(candidates, sets, reference=CUDNN, rounds=rounds, on_failure=_say)
     found = {"forward": (forward, error, budget, plan(problem, gpu).text)}
+    if not gradients:
+        return found
 
     full = [(x[0], _expand(case, x[1]), _expand(case, x[2]), x[3]) for x in operands]
     flash = [ATEN._scaled_dot_product_flash_attention(*x[:3], 0.0, case.causal, False) for x in full]

@@ -207,8 +207,10 @@ def main() -> None:
         pool.map(_call_once, cases, chunksize=1)
         pool.map(_compile_decode, decodes, chunksize=1)
     for case in cases + decodes:
-        decodes_one = case.queries == 1
-        found = {"decode": measure_decode(case, arguments.rounds)} if decodes_one else measure(case, arguments.rounds)
+        if case.queries == 1:
+            found = {"decode": measure_decode(case, arguments.rounds)}
+        else:
+            found = measure(case, arguments.rounds, gradients="backward" in wanted)
         for direction, (timings, error, budget, text) in found.items():
             if direction not in wanted:
                 continue
