@@ -12,7 +12,6 @@ from sass_listing import disassemble
 from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
-from laneloom.ops.matmul.config_stream import StreamConfig
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
 
 
@@ -34,24 +33,16 @@ def test_a_cta_that_comes_late_loads_at_once(knobs):
 WAIT, LOAD, FETCH, BARRIER = "ACQBULK", "UTMALDG", "UTMAPF", "SYNCS.EXCH"
 PRECISE = PreciseConfig(block_m=128, block_n=64, block_k=16, stages=6)
 PRECISE_PAIR = PreciseConfig(block_m=32, block_n=32, block_k=16, num_warps=4, stages=6, programs=264)
-STREAM = StreamConfig(block_m=128, block_n=128, block_k=24, num_warps=8, stages=8, split=False)
-STREAM_PAIR = StreamConfig(
-    block_m=32, block_n=128, block_k=16, num_warps=4, stages=8, split=False, programs=264, lanes_a=True)  # fmt: skip
 REGISTERS = RegistersConfig(block_m=128, block_n=64, block_k=32, stages=8, turned=True)
 #: dtype, precision, layout, config, whether it asks the L2 ahead
 EARLY = {
     "fp64": ("fp64", "ieee", "nn", PRECISE, True),
     "fp64, shares": ("fp64", "ieee", "nt", PRECISE.with_knobs(split=True), True),
     "fp64, two CTAs": ("fp64", "ieee", "tn", PRECISE_PAIR, False),
-    "fp32": ("fp32", "ieee", "tn", STREAM, True),
-    "fp32, shares": ("fp32", "ieee", "tn", STREAM.with_knobs(split=True), True),
-    "fp32, turned": ("fp32", "ieee", "nn", STREAM.with_knobs(lanes_a=True, stages=4), True),
-    "fp32, two CTAs, parts of k": ("fp32", "ieee", "nn", STREAM_PAIR.with_knobs(split_k=2), False),
     "tf32": ("fp32", "tf32", "nn", REGISTERS, True),
     "3xtf32": ("fp32", "3xtf32", "nn", REGISTERS.with_knobs(block_m=64, block_n=128, stages=6), True),
     "3xtf32, two CTAs, parts of k": (
-        "fp32", "3xtf32", "nt", REGISTERS.with_knobs(block_m=16, block_n=64, stages=4, split_k=4), False),
-}  # fmt: skip
+    }  # fmt: skip
 
 
 def check_begins_early(sass: str, *, fetches: bool) -> None:

@@ -1,5 +1,5 @@
-// Of hopper_precise.cu, hopper_stream.cu and hopper_registers.cu: what a CTA asks the L2 for while it waits for the kernel
-// ahead: of FETCHED of its first slices. Behind device/hopper.cuh.
+// Of hopper_precise.cu and hopper_registers.cu: what a CTA asks the L2 for while it waits for the kernel ahead, of FETCHED of
+// its first slices. Behind device/hopper.cuh.
 
 // A box to the address `to` in shared memory, or, without a ring, no further than the L2.
 template <bool TO_RING>

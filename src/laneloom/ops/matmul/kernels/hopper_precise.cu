@@ -25,6 +25,25 @@ __device__ __forceinline__ void bring_operand(const TensorMap *map, u32 to, u32 
     }
 }
 
+// What a CTA brings: a piece and where its tile is.
+struct Work {
+    Piece piece;
+    Tile tile;
+    bool there;
+
+    __device__ __forceinline__ bool find(int n, const Sizes &s, int whole, int parts) {
+        Walk walk = begin_walk();
+        there = find_piece(n, piece, s, whole, parts);
+        locate(piece.item, walk, tile, s, 0, 0);
+        return there;
+    }
+    // What of the first piece the L2 is asked for: ask(of_a, slice). Shares of tiles begin at slices of their own.
+    template <class Ask> __device__ __forceinline__ void fetch(const Sizes &s, int whole, const Ask &ask) const {
+        const bool alike = CUT != SHARES || whole == s.items;
+        fetch_first(tile, s, there ? piece.last - piece.first : 0, alike, [&](bool of_a, int i) { ask(of_a, piece.first + i); });
+    }
+};
+
 // The operands of one tile.
 struct Operands {
     const TensorMap *a_map, *b_map;

@@ -50,25 +50,6 @@ __device__ __forceinline__ bool find_piece(int n, Piece &piece, const Sizes &s, 
     return piece.item < whole;
 }
 
-// What a CTA brings: a piece and where its tile is.
-struct Work {
-    Piece piece;
-    Tile tile;
-    bool there;
-
-    __device__ __forceinline__ bool find(int n, const Sizes &s, int whole, int parts) {
-        Walk walk = begin_walk();
-        there = find_piece(n, piece, s, whole, parts);
-        locate(piece.item, walk, tile, s, 0, 0);
-        return there;
-    }
-    // What of the first piece the L2 is asked for: ask(of_a, slice). Shares of tiles begin at slices of their own.
-    template <class Ask> __device__ __forceinline__ void fetch(const Sizes &s, int whole, const Ask &ask) const {
-        const bool alike = CUT != SHARES || whole == s.items;
-        fetch_first(tile, s, there ? piece.last - piece.first : 0, alike, [&](bool of_a, int i) { ask(of_a, piece.first + i); });
-    }
-};
-
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
 // `launch` is a number that memory holds by no chance: what it was before says that nothing is there yet.

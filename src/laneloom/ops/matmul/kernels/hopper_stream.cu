@@ -9,7 +9,7 @@
 // elements of one k into one bank), sums begin by single moves and leave through shuffles, and what is not needed in the
 // loop is computed again. The loop is one slice, short enough for the instruction cache: 32 KB, at 16 bytes an
 // instruction.
-// device/hopper.cuh, hopper_ahead.cuh, hopper_shares.cuh and hopper_stream_feed.cuh come in front of this text.
+// device/hopper.cuh, hopper_shares.cuh and hopper_stream_feed.cuh come in front of this text.
 
 // ---- Multiplication: lane (u, v) multiplies the rows 4 u + 32 (i / 4) + i % 4 by the columns
 // 4 v + 16 (j / 4) + j % 4 of its warp's tile.
@@ -211,9 +211,6 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     extern __shared__ __align__(1024) char shared[];
     Ring ring = {shared_address(shared), shared_address(shared), 0};
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-    Work work;
-    if (threadIdx.x == CONSUMERS && !BY_ELEMENTS(A_LANES)) prefetch_map(&a_map);
-    if (threadIdx.x == CONSUMERS && !BY_ELEMENTS(B_LANES)) prefetch_map(&b_map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.at + stage * STAGE_BYTES + FULL, FILLERS);
@@ -223,19 +220,15 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
         // The copy engine must see the barriers before it signals them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // Meanwhile. What all lanes have would be computed in uniform registers, which is slow: where one is enough, by the one
-    // that is elected each time.
-    if (warp >= CONSUMER_WARPS && (ASKS || TURNS || elect_one())) work.find(0, sizes, whole, parts);
     __syncthreads();
     release_successor();
+    wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        produce(&a_map, &b_map, a, b, sizes, whole, parts, ring, work);
-        wait_for_predecessor();  // who brings nothing does not end sooner
+        produce(&a_map, &b_map, a, b, sizes, whole, parts, ring);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    wait_for_predecessor();  // which may still use C and the parts
     u64 *flags = (u64 *)(workspace + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     Sums sums;

@@ -26,12 +26,10 @@ from ..config_stream import Feed
 from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, prepare_launches
 
-_TEXTS = ("hopper_ahead.cuh", "hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
+_TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (56, 224), 2: (40, 216)}
 _REGISTERS_TURNED = (48, 208)  #: where both operands are turned, of two CTAs
-#: slices that the L2 is asked for before the kernel ahead ends, by the CTAs of an SM: none asks while another loads
-_FETCHED = {1: 2, 2: 0}
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -42,8 +40,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     producer, consumer = _REGISTERS_TURNED if turned else _REGISTERS[tile.resident]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
-        "FETCHED": _FETCHED[tile.resident], "GROUP_M": config.group_m,
-        "CUT": config.cut or SHARES, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
+        "GROUP_M": config.group_m, "CUT": config.cut or SHARES, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
         "A_LANES": int(a), "B_LANES": int(b),

@@ -145,44 +145,18 @@ __device__ __forceinline__ void load(const TensorMap *map, u32 to, u32 turned, c
     if (LANES == AS_IT_LIES) load_box(map, to, ring.at + FULL, k, row, inner, outer);
 }
 
-// Asks the L2 for a slice: the thread that `leads` for its box, or all for the lines of what comes element by element.
-template <int ROWS, int LANES>
-__device__ __forceinline__ void fetch_slice(const TensorMap *map, const Plain &x, const Tile &tile, const Sizes &s, int row,
-                                            int end, int k, int inner, int outer, bool leads) {
-    if (!BY_ELEMENTS(LANES)) {
-        if (leads) fetch_box(map, LANES ? k : row, LANES ? row : k, tile.inner * inner, tile.outer * outer);
-        return;
-    }
-    const int row_end = min(row + ROWS, end), k_end = min(k + BLOCK_K, s.K);
-    const int line_end = LANES == ALONG_K ? row_end : k_end, along_end = LANES == ALONG_K ? k_end : row_end;
-    const float *from = x.first + tile.outer * x.outer + tile.inner * x.inner;
-    for (int line = (LANES == ALONG_K ? row : k) + threadIdx.x % 128; line < line_end; line += 128)
-        for (int along = LANES == ALONG_K ? k : row; along < along_end; along += 32)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + line * x.line + along) : "memory");
-}
-
-// Of the slices that a CTA begins with.
-__device__ __forceinline__ void fetch(const TensorMap *a_map, const TensorMap *b_map, const Plain &a, const Plain &b,
-                                      const Sizes &s, int whole, const Work &work, bool leads) {
-    const Tile &tile = work.tile;
-    work.fetch(s, whole, [&](bool of_a, int slice) {
-        const int k = slice * BLOCK_K;
-        if (of_a) fetch_slice<BLOCK_M, A_LANES>(a_map, a, tile, s, tile.m, s.M, k, s.a_inner, s.a_outer, leads);
-        else fetch_slice<BLOCK_N, B_LANES>(b_map, b, tile, s, tile.n, s.N, k, s.b_inner, s.b_outer, leads);
-    });
-}
-
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Plain &a, const Plain &b,
-                                        const Sizes &s, int whole, int parts, Ring ring, Work work) {
+                                        const Sizes &s, int whole, int parts, Ring ring) {
     const int warp = uniform(threadIdx.x / 32) - CONSUMER_WARPS, lane = threadIdx.x % 32;
     const bool boxes = BOX_BYTES + RAW_BYTES > 0 && warp == 0 && elect_one(), turns = TURNS && warp > 0;
-    const bool leads = FETCHED && warp == TURNERS && elect_one();  // not the warp that is waited for first
-    if (FETCHED && (ASKS || leads)) fetch(a_map, b_map, a, b, s, whole, work, leads);
     if (!ASKS && !boxes && !turns) return;
-    const auto bring = [&] {
-        const Tile &tile = work.tile;
+    Walk walk = begin_walk();
+    Tile tile;
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, s, whole, parts); ++n) {
+        locate(piece.item, walk, tile, s, 0, 0);
 #pragma unroll 1
-        for (int slice = work.piece.first; slice < work.piece.last; ++slice) {
+        for (int slice = piece.first; slice < piece.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             if (ASKS || boxes) wait_barrier(ring.at + EMPTY, ring.phase ^ 1);
             const int k = slice * BLOCK_K;
@@ -201,20 +175,7 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             if (turns) turn_slice(ring, warp - 1, lane);
             ring.step();
         }
-    };
-    // What is loaded comes after the kernels that wrote it.
-#if ASKS  // short of registers: the first piece is found again
-    wait_for_predecessor();
-    for (int n = 0; work.find(n, s, whole, parts); ++n) bring();
-#else
-    if (work.there) wait_for_predecessor();  // in a block of its own, so that what is ahead of it stays there
-    for (int n = 0; work.there;) {
-        bring();
-        // Through a zero that the compiler does not know, or it would begin with this ahead of the first piece.
-        const int zero = ring.at >> 30;
-        work.find(++n, s, whole + zero, parts + zero);
     }
-#endif
     // Behind the last slice comes an empty one: those who multiply fetch the first operands of the next, whatever it is.
     wait_barrier(ring.at + EMPTY, ring.phase ^ 1);
     if (boxes && BOX_BYTES) arrive(ring.at + FULL);
