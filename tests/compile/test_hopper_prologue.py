@@ -42,7 +42,8 @@ EARLY = {
     "tf32": ("fp32", "tf32", "nn", REGISTERS, True),
     "3xtf32": ("fp32", "3xtf32", "nn", REGISTERS.with_knobs(block_m=64, block_n=128, stages=6), True),
     "3xtf32, two CTAs, parts of k": (
-    }  # fmt: skip
+        "fp32", "3xtf32", "nt", REGISTERS.with_knobs(block_m=16, block_n=64, stages=4, split_k=4), False),
+}  # fmt: skip
 
 
 def check_begins_early(sass: str, *, fetches: bool) -> None:
