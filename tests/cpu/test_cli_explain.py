@@ -30,7 +30,7 @@ def refusal(*arguments):
 def test_attention_on_hopper_names_every_kernel_and_what_was_refused():
     shown = explained("attention", "--gpu", "sm_90a", "--shape", "4,16,4096,128", "--dtype", "bf16")
     assert [(kernel["role"], kernel["schedule"]) for kernel in shown["kernels"]] == [
-        ("forward", "hopper_forward"), ("backward", "hopper_backward"), ("decode", "hopper_decode"),
+        ("forward", "hopper_forward"), ("backward", "hopper_backward"), ("decode", "hopper_decode_ranges"),
     ]  # fmt: skip
     forward = shown["kernels"][0]
     assert forward["config"].startswith("hopper_forward:columns=")

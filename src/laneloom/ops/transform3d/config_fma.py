@@ -61,7 +61,7 @@ class FmaConfig(Transform3dConfig):
 
 
 def fma_config(problem: Transform3dProblem, gpu: Gpu) -> FmaConfig | None:
-    """Knobs by which these K were near their fastest on one H200 (docs/transform3d.md, 2026-11-29), if any fit."""
+    """Knobs by which these K were near their fastest on one H200 (docs/transform3d.md, 2026-11-30), if any fit."""
     k, tensor, few = problem.k, problem.k**3 * problem.element_bytes, problem.count <= FEW_TENSORS
     if k not in _LANES:
         return None
