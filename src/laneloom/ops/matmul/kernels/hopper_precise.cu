@@ -279,7 +279,10 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     wait_for_predecessor();  // which may still use C and the parts
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
-    u32 stage = 0, phase = 0;
+    // The stage that is multiplied next: where it lies and its barrier are carried on, so that a read's address is a
+    // register of the lane, one of the warp and a constant. By its number ptxas computes every address anew.
+    const char *at = shared;
+    u32 barrier = full, stage = 0, phase = 0;
     Sums sums;
     const Lane place = place_lane(warp_m, warp_n, lane);
     Fragments fragments;
@@ -287,16 +290,17 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     Tile tile;
     const auto multiply_slices = [&](int slices) {
         clear(sums);
-        wait_barrier(full + 8 * stage, phase);
-        fetch_first(fragments, shared + stage * STAGE_BYTES, place);
+        wait_barrier(barrier, phase);
+        fetch_first(fragments, at, place);
 #pragma unroll 1
         for (int slice = 0; slice < slices; ++slice) {
-            const u32 here = stage;
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-            multiply(sums, fragments, shared + here * STAGE_BYTES, shared + stage * STAGE_BYTES, slice + 1 < slices,
-                     full + 8 * stage, phase, place);
+            const char *here = at;
+            const u32 done = barrier + 8 * STAGES;
+            at += STAGE_BYTES, barrier += 8;
+            if (++stage == STAGES) at -= STAGES * STAGE_BYTES, barrier -= 8 * STAGES, stage = 0, phase ^= 1;
+            multiply(sums, fragments, here, at, slice + 1 < slices, barrier, phase, place);
             __syncwarp();
-            if (lane == 0) arrive(empty + 8 * here);
+            if (lane == 0) arrive(done);
         }
     };
     const auto store_tile = [&] {
