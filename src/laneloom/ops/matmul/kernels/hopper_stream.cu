@@ -211,6 +211,8 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     extern __shared__ __align__(1024) char shared[];
     Ring ring = {shared_address(shared), shared_address(shared), 0};
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    if (threadIdx.x == CONSUMERS && !BY_ELEMENTS(A_LANES)) prefetch_map(&a_map);
+    if (threadIdx.x == CONSUMERS && !BY_ELEMENTS(B_LANES)) prefetch_map(&b_map);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.at + stage * STAGE_BYTES + FULL, FILLERS);
@@ -222,13 +224,13 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     }
     __syncthreads();
     release_successor();
-    wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         produce(&a_map, &b_map, a, b, sizes, whole, parts, ring);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    wait_for_predecessor();  // which may still use C and the parts
     u64 *flags = (u64 *)(workspace + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     Sums sums;

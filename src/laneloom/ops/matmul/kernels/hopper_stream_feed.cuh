@@ -155,6 +155,7 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     Piece piece;
     for (int n = 0; find_piece(n, piece, s, whole, parts); ++n) {
         locate(piece.item, walk, tile, s, 0, 0);
+        if (n == 0) wait_for_predecessor();  // which may have written A and B; the first piece is found by now
 #pragma unroll 1
         for (int slice = piece.first; slice < piece.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
