@@ -184,8 +184,8 @@ def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
 @pytest.mark.parametrize("k", [1, 5, 7, 8, 13, 14, 18, 20, 24, 26, 30])
 def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
     needs_nvrtc()
-    from laneloom.ops.transform3d.config_flat import flat_config
     from laneloom.ops.transform3d.hopper import compile_on_hopper
+    from laneloom.ops.transform3d.plan_hopper import flat_config
 
     for same, accumulate in ((True, False), (False, True)):
         problem = Transform3dProblem(k, 1000 if few else 100_000, dtype, same, accumulate)
@@ -232,9 +232,9 @@ def test_fma_kernel_pads_nothing_and_does_not_spill(k, dtype, few):
 @pytest.mark.parametrize("schedule", ["flat", "fma"])
 def test_tensors_that_lie_at_odd_distances_are_stored_one_by_one(schedule):
     needs_nvrtc()
-    from laneloom.ops.transform3d.config_flat import flat_config
     from laneloom.ops.transform3d.config_fma import fma_config
     from laneloom.ops.transform3d.hopper import compile_on_hopper
+    from laneloom.ops.transform3d.plan_hopper import flat_config
 
     for stride, pairs in ((None, True), (513, False)):
         problem = Transform3dProblem({"flat": 8, "fma": 6}[schedule], 100_000, "fp32", stride_out=stride)

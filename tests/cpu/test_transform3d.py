@@ -28,9 +28,10 @@ from laneloom.ops.transform3d import (
     reference,
 )
 from laneloom.ops.transform3d.config import plan_with_reasons
-from laneloom.ops.transform3d.config_flat import FlatConfig, comes_first, flat_config
+from laneloom.ops.transform3d.config_flat import FlatConfig, comes_first
 from laneloom.ops.transform3d.config_fma import FmaConfig, fma_config
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig, CublasdxConfig, KroneckerConfig, LevelsConfig
+from laneloom.ops.transform3d.plan_hopper import flat_config
 
 HOPPER = get_gpu("sm_90a")
 LADDER = Path(__file__).parents[2] / "results/h200/transform3d-ladder.jsonl"
@@ -130,7 +131,9 @@ def test_one_arithmetic_for_every_batch_and_place(dtype):
 
 
 def test_flat_copies_odd_orders_in_whole_groups():
-    assert flat_config(Transform3dProblem(7, 100_000, "fp32"), HOPPER) == FlatConfig(group=8, warps=5, ctas_per_sm=3)
+    config = flat_config(Transform3dProblem(7, 100_000, "fp32"), HOPPER)
+    assert config is not None
+    assert (config.bulk, config.group % 4) == (True, 0), "four tensors of 1,372 bytes are whole 16 bytes"
     apart = flat_config(Transform3dProblem(7, 100_000, "fp32", stride_x=344), HOPPER)
     assert apart is not None
     assert not apart.bulk

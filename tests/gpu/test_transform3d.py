@@ -22,8 +22,9 @@ from laneloom.ops.transform3d import (  # noqa: E402
     reference,
     transform3d,
 )
-from laneloom.ops.transform3d.config_flat import FlatConfig, flat_config  # noqa: E402
+from laneloom.ops.transform3d.config_flat import FlatConfig  # noqa: E402
 from laneloom.ops.transform3d.config_fma import FmaConfig, fma_config  # noqa: E402
+from laneloom.ops.transform3d.plan_hopper import flat_config  # noqa: E402
 from laneloom.ops.transform3d.problem import Transform3dProblem  # noqa: E402
 
 pytestmark = [

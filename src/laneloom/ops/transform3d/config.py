@@ -11,10 +11,9 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..config_words import config_text
 from ..scalars import shown
+from .model_hopper import CTA_RESERVED_BYTES, SM_SHARED_BYTES
 from .problem import Transform3dProblem
 
-CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory for each CTA
-SM_SHARED_BYTES = 228 * 1024
 _MAX_WARPS = 32
 _MAX_CLUSTER = 8
 _MAX_ROWS_K = 64
@@ -194,10 +193,6 @@ SCHEDULES: Mapping[str, tuple[str, str]] = {
 
 #: (dtype, K) -> the knobs that were fastest on one H200 at batches of 2 GB (docs/transform3d.md, 2026-11-20).
 _FP64: Mapping[int, Mapping[str, Any]] = {
-    6: {"group": 16, "warps": 8, "ctas_per_sm": 4},
-    8: {"group": 2, "warps": 4, "ctas_per_sm": 8},
-    10: {"group": 3, "warps": 4, "ctas_per_sm": 6, "unroll": 1},
-    12: {"group": 2, "warps": 8, "ctas_per_sm": 3},
     16: {"warps": 8, "ctas_per_sm": 3, "unroll": 4},
     20: {"warps": 5, "ctas_per_sm": 3, "unroll": 1},
     24: {"warps": 8, "ctas_per_sm": 2, "unroll": 3},
@@ -211,10 +206,6 @@ _FP32: Mapping[int, Mapping[str, Any]] = {  # what `flat` leaves
     32: {"cluster": 2, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
 _COMPLEX128: Mapping[int, Mapping[str, Any]] = {
-    6: {"group": 8, "warps": 4, "ctas_per_sm": 3, "unroll": 4},
-    8: {"warps": 4, "ctas_per_sm": 16, "unroll": 4},
-    10: {"group": 2, "warps": 4, "ctas_per_sm": 3, "unroll": 1},
-    12: {"warps": 6, "ctas_per_sm": 3, "unroll": 1},
     16: {"warps": 8},
     20: {"cluster": 2, "warps": 5, "ctas_per_sm": 3, "unroll": 4},
     24: {"cluster": 2, "warps": 4, "ctas_per_sm": 2, "unroll": 4},
@@ -227,37 +218,27 @@ _MEASURED: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
     "complex128": _COMPLEX128,
 }
 #: The same where there are too few tensors to fill the GPU many times (N = 2048).
-_FP64_FEW: Mapping[int, Mapping[str, Any]] = {
-    4: {"group": 16, "warps": 8, "ctas_per_sm": 4},
-    6: {"warps": 4},
-    8: {"group": 1, "warps": 2, "ctas_per_sm": 16},
-    10: {"group": 1, "warps": 4, "ctas_per_sm": 6},
-    20: {"warps": 8},
-}
-_FP32_FEW: Mapping[int, Mapping[str, Any]] = {16: {"warps": 8, "ctas_per_sm": 4, "unroll": 1}}
-_MEASURED_FEW: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
-    "fp64": _FP64_FEW,
-    "complex64": _FP64_FEW,
-    "fp32": _FP32_FEW,
-    "complex128": {},
+_MEASURED_FEW: Mapping[tuple[str, int], Mapping[str, Any]] = {
+    ("fp64", 20): {"warps": 8},
+    ("complex64", 20): {"warps": 8},
+    ("fp32", 16): {"warps": 8, "ctas_per_sm": 4, "unroll": 1},
 }
 FEW_TENSORS = 4096
 _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's registers
 
 
 def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
-    """Measured knobs, or those of the same kind for a K that was not measured."""
+    """Measured knobs of a CTA with one tensor, or those of the same kind for a K that was not measured."""
     k = problem.k
-    few = _MEASURED_FEW[problem.dtype]
-    if problem.count <= FEW_TENSORS and k in few:
-        return dict(few[k])
+    few = _MEASURED_FEW.get((problem.dtype, k))
+    if problem.count <= FEW_TENSORS and few is not None:
+        return dict(few)
     if k in _MEASURED[problem.dtype]:
         return dict(_MEASURED[problem.dtype][k])
-    values_per_cta, tiny, small, three_tiles = 4096, 5, 16, 24
-    if k <= small:
-        return {"group": max(1, values_per_cta // k**3), "warps": 8 if k > tiny else 4, "ctas_per_sm": 3}
+    two_tiles, three_tiles, six_planes_each = 16, 24, 22
+    if k <= two_tiles:
+        return {"warps": 8, "ctas_per_sm": 3}
     # Above three tiles of 8 the accumulators of a plane leave no registers for the matrix.
-    six_planes_each = 22
     return {
         "warps": 6 if k < six_planes_each else 8,
         "ctas_per_sm": 2,
@@ -287,8 +268,9 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
         yield AmdLevelsConfig(level=3), "three passes, a row of outputs per thread, the matrix in LDS"
         yield RowsConfig(), "three passes for any strides, dtype and accumulation"
         return
-    from .config_flat import comes_first, flat_config
+    from .config_flat import comes_first
     from .config_fma import fma_config
+    from .plan_hopper import FUSED_UP_TO, flat_config, fused_config
 
     fma = fma_config(problem, gpu)
     if fma is not None:
@@ -304,11 +286,13 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
     if not problem.same_matrix and problem.k > two_matrices_fit:
         knobs["matrix_in_registers"] = False
     for bulk in (True, False) if problem.k <= _MAX_FUSED_K else ():
-        how = _how(bulk)
+        reason = f"one fused kernel reads and writes each tensor once ({_how(bulk)})"
+        small = fused_config(problem, gpu, bulk) if problem.k <= FUSED_UP_TO else None
+        if small is not None:
+            yield small, reason
         for cluster in (first_cluster, *(c for c in range(1, _MAX_CLUSTER + 1) if c != first_cluster)):
             for ctas in range(most, 0, -1):
-                config = FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs)
-                yield config, f"one fused kernel reads and writes each tensor once ({how})"
+                yield FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs), reason
     yield MatmulsConfig(), "no fused kernel can hold this problem, three batched products can"
 
 

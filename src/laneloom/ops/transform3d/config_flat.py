@@ -1,23 +1,17 @@
-"""The knobs of kernels/flat.py, which takes float32 and complex64 on Hopper, and those that were fastest."""
+"""The knobs of kernels/flat.py, which takes float32 and complex64 on Hopper, and where it is faster than `fused`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import gcd
+from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config import CTA_RESERVED_BYTES, FEW_TENSORS, SM_SHARED_BYTES, Transform3dConfig, why_no_room
+from .config import Transform3dConfig, why_no_room
 from .problem import Transform3dProblem
 
 _MAX_WARPS = 32
 _MAX_K = 32  #: a matrix has K^2 / 32 FP64 values in every lane
 PIECE = 16  #: bytes, which bulk copies come in
-_BYTES_OF_CTA = 16 * 1024  #: of tensors, where they are small
-_BYTES_OF_FEW = 3 * 1024  #: the same where there are too few tensors to fill the GPU many times
-_WARPS_OF_SM, _CTAS_OF_SM, _MOST_WARPS = 16, 4, 12
-_WARPS_OF_FEW = 6
-_REGISTERS_OF_SM, _OTHER_REGISTERS = 65536, 48
 #: K up to which it was faster than `fused` on one H100, and the orders in between of which the opposite is true
 _FASTER_UP_TO: Mapping[str, int] = {"fp32": 31, "complex64": 31, "fp64": 26, "complex128": 26}
 _FUSED_FASTER: Mapping[str, tuple[int, ...]] = {
@@ -81,31 +75,3 @@ def comes_first(problem: Transform3dProblem) -> bool:
     last = _FASTER_UP_TO[problem.dtype] if problem.same_matrix else _THREE_MATRICES_UP_TO
     return problem.k <= last and problem.k not in _FUSED_FASTER[problem.dtype]
 
-
-def flat_config(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
-    """Knobs by which every K up to 30 was near its fastest on one H100 (docs/transform3d.md, 2026-11-28), if any fit.
-
-    Tensors of some 16 KB to a CTA, so that several CTAs load while others multiply, whole 16 bytes where that allows
-    bulk copies; 16 warps to an SM, in CTAs that share the lines evenly. Few tensors: small CTAs of many warps.
-    """
-    tensor = problem.k**3 * problem.element_bytes
-    few = problem.count <= FEW_TENSORS
-    whole = PIECE // gcd(PIECE, tensor)
-    tiles_of_8 = -(-problem.k // 8)
-    registers = 2 * (2 * tiles_of_8**2 + 4 * tiles_of_8) + _OTHER_REGISTERS  # a lane's: the matrix and sums are FP64
-    warps_of_sm = min(_WARPS_OF_SM, _REGISTERS_OF_SM // 32 // registers)
-    for bulk in (True, False):
-        group = max((_BYTES_OF_FEW if few else _BYTES_OF_CTA) // tensor, 1)
-        if bulk and not problem.vector_aligned:
-            group = max(group // whole, 1) * whole
-        config = FlatConfig(group=group, warps=1, bulk=bulk)
-        fit = SM_SHARED_BYTES // (config.shared_bytes(problem) + CTA_RESERVED_BYTES)
-        if config.why_invalid(problem, gpu) is not None or (bulk and group > 1 and fit < _CTAS_OF_SM):
-            continue
-        aim = min(max(-(-warps_of_sm // fit), _WARPS_OF_FEW if few else _CTAS_OF_SM), _MOST_WARPS)
-        tiles = -(-group * problem.k**2 * problem.parts // 16)
-        rounds = {warps: -(-tiles // warps) * warps / tiles for warps in range(aim - 1, aim + 2)}
-        warps = min(rounds, key=lambda warps: rounds[warps] + abs(warps - aim) * 0.03)
-        warps = min(warps, tiles)
-        return replace(config, warps=warps, ctas_per_sm=max(min(warps_of_sm // warps, fit), 1))
-    return None

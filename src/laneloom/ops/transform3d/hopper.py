@@ -40,7 +40,6 @@ def compile_on_hopper(problem: Transform3dProblem, config: OnHopper, gpu: Gpu) -
         "VALUE": _VALUE[problem.dtype],
         "PARTS": problem.parts,
         "VECTORS_OUT": int(problem.vector_aligned),
-        "FETCH_AHEAD": 1,
     }
     folder, texts = resources.files(f"{__package__}.kernels"), TEXTS[config.schedule]
     return compile_cuda(

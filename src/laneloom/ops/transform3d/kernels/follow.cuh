@@ -1,7 +1,5 @@
 // How launches of fused.cu, flat.cu and fma.cu follow each other. It comes in front of their text.
 // Source: PTX ISA, `griddepcontrol`, `cp.async.bulk.prefetch`.
-//
-// Compile-time constant: FETCH_AHEAD (1: the L2 is asked for what the launch begins with while kernels ahead drain).
 
 #define MATRICES (SAME_MATRIX ? 1 : 3)
 
@@ -24,6 +22,9 @@ __device__ __forceinline__ void fetch(const VALUE* from, int values) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char*)from + skipped), "r"(bytes) : "memory");
 }
 
+// Whether a CTA's tensors of so many values each are one piece.
+__device__ __forceinline__ bool side_by_side(i64 stride_x, int values) { return GROUP == 1 || stride_x == values; }
+
 // By all threads, before they touch global memory. `values`: of this CTA in each of `count` tensors; `resident`: CTAs that
 // the GPU holds at once. Those are the ones that come while kernels ahead drain, so the others ask for nothing.
 __device__ __forceinline__ void follow_kernels_ahead(const VALUE* src, int count, int values, i64 stride_x,
@@ -33,9 +34,9 @@ __device__ __forceinline__ void follow_kernels_ahead(const VALUE* src, int count
   // several launches would share SMs, and leave others idle.
   const bool waves = (int)gridDim.x > resident;
   if (waves) release_successor();
-  if (FETCH_AHEAD && (int)blockIdx.x < (resident + 1) / 2) {
+  if ((int)blockIdx.x < (resident + 1) / 2) {
     if (threadIdx.x == 0) {
-      const bool dense = GROUP == 1 || stride_x == values;
+      const bool dense = side_by_side(stride_x, values);
 #pragma unroll 1  // several at once would take more registers than all that follows
       for (int i = 0; i < (dense ? 1 : count); ++i) fetch(src + i * stride_x, (dense ? count : 1) * values);
     }

@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   }
   follow_kernels_ahead(src, count, PLANES * K2 * PARTS, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
   if (BULK && threadIdx.x == 0) {
-    const bool dense = GROUP == 1 || stride_x == K3 * PARTS;
+    const bool dense = side_by_side(stride_x, K3 * PARTS);
     const u32 bytes = (dense ? count : 1) * PLANES * K2 * PARTS * sizeof(VALUE);
 #pragma unroll 1
     for (int i = 0; i < (dense ? 1 : count); ++i)

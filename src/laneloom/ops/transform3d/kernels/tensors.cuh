@@ -8,7 +8,7 @@
 enum Axis { ALONG_C, ALONG_B, ALONG_A };
 
 // Tensors side by side are one piece, whose last few bytes may be less than a bulk copy moves (odd K).
-__device__ __forceinline__ int count_pieces(int count, i64 stride_x) { return GROUP == 1 || stride_x == K * PLANE ? 1 : count; }
+__device__ __forceinline__ int count_pieces(int count, i64 stride_x) { return side_by_side(stride_x, K * PLANE) ? 1 : count; }
 __device__ __forceinline__ int copied(int values) { return values - values % (16 / (int)sizeof(VALUE)); }
 
 // The barrier, which may come before `follow_kernels_ahead`.

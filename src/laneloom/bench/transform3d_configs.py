@@ -1,0 +1,149 @@
+"""Measure many configs of the transform's kernels `fused` and `flat` on one Hopper GPU: what
+`ops/transform3d/model_hopper.py` was fitted to.
+
+`python -m laneloom.bench.transform3d_configs --out results/h200/transform3d_configs.csv --jobs 16` writes one row a
+config: of orders of every dtype, from a few tensors to many, each checked against the plan's result, all interleaved
+with a copy of the same bytes. `tests/cpu/test_transform3d_plan.py` holds the plan against the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..errors import CompileError, LaneloomError
+from ..gpu import get_gpu
+from ..ops.target import active_gpu
+from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, parse_config, plan
+from ..ops.transform3d.hopper import compile_on_hopper
+from ..ops.transform3d.plan_hopper import flat_configs, fused_configs
+from .matmul_tiles import read_rows, write
+from .timing import Launch, count_sets, interleave
+from .transform3d import DTYPES, copy_tensors
+
+ORDERS = {
+    "fp64": (2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 21, 23, 26),
+    "fp32": (8, 13, 14, 17, 20, 22, 24, 28),
+    "complex128": (3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 18),
+    "complex64": (8, 13, 16, 20, 24),
+}
+COUNTS = (30, 100, 256, 512, 1000, 2048, 4096, 8192, 30000)
+MOST_BYTES = 1 << 30
+L2_TIMES = 2.0  #: all input sets together, in sizes of the L2
+SAME = 1e-4  #: relative to the largest element
+SLOWEST = 1.5  #: times the fastest: slower configs, but the plan's, are left out of the file
+ROUNDS, WARMUP_S, GRAPH_US = 5, 0.02, 250.0
+HOPPER = get_gpu("sm_90a")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config of one batch, its time, and that of a copy of the same bytes."""
+
+    dtype: str
+    k: int
+    count: int
+    config: str
+    us: float
+    copy_us: float
+
+    @property
+    def problem(self) -> Transform3dProblem:
+        """The batch."""
+        return Transform3dProblem(self.k, self.count, self.dtype)
+
+
+def configs_of(problem: Transform3dProblem) -> list[Transform3dConfig]:
+    """The plan's, and all that the model chooses from: of `fused`, or of `flat` where that comes first."""
+    chosen = plan(problem, HOPPER)
+    if chosen.schedule == "fused":
+        return list(dict.fromkeys((chosen, *fused_configs(problem, HOPPER, True))))
+    return list(dict.fromkeys((chosen, *flat_configs(problem, HOPPER))))
+
+
+def problems() -> Iterator[Transform3dProblem]:
+    """Every batch that is not too large, and whose bytes a copy of pairs of words can move."""
+    for dtype, orders in ORDERS.items():
+        for k in orders:
+            for count in COUNTS:
+                problem = Transform3dProblem(k, count, dtype)
+                if problem.bytes <= MOST_BYTES:
+                    yield problem
+
+
+def _compile(job: tuple[int, str, str]) -> str | None:
+    """The config's text where it does not compile: in too few registers for its instructions."""
+    k, dtype, text = job
+    try:
+        compile_on_hopper(Transform3dProblem(k, 1, dtype), parse_config(text), HOPPER)  # pyright: ignore
+    except CompileError:
+        return f"{dtype} {k} {text}"
+    return None
+
+
+def compile_ahead(jobs: int) -> set[str]:
+    """Compile every config in so many processes; those that do not compile."""
+    texts = {(p.k, p.dtype, config.text): None for p in problems() for config in configs_of(p)}
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        return {text for text in pool.map(_compile, texts, chunksize=4) if text}
+
+
+def measure(problem: Transform3dProblem, left_out: set[str]) -> list[Row]:
+    """A row of every config, the copy's time beside it. Raises LaneloomError where one differs from the plan's."""
+    k, count, dtype, gpu = problem.k, problem.count, problem.dtype, active_gpu()
+    sets = count_sets(problem.bytes, factor=L2_TIMES)
+    xs = [torch.randn((count, k, k, k), dtype=DTYPES[dtype], device="cuda") for _ in range(sets)]
+    outs = [torch.empty_like(x) for x in xs]
+    matrix = torch.randn((k, k), dtype=xs[0].real.dtype, device="cuda")
+
+    def run(config: Transform3dConfig, i: int) -> None:
+        execute.transform_into(xs[i], matrix, outs[i], dtype, gpu, transpose=False, accumulate=False, config=config)
+
+    launches: dict[str, Launch] = {"copy": lambda i: copy_tensors(xs[i], outs[i])}
+    first: torch.Tensor | None = None
+    for config in configs_of(problem):
+        if f"{dtype} {k} {config.text}" in left_out:
+            continue
+        outs[0].fill_(float("nan"))
+        run(config, 0)
+        first = outs[0].clone() if first is None else first
+        if not (outs[0] - first).abs().max() <= SAME * first.abs().max():
+            raise LaneloomError(f"{problem.key}: {config.text} gives another result than the plan's")
+        launches[config.text] = partial(run, config)
+    times = interleave(launches, sets, reference="copy", rounds=ROUNDS, warmup_s=WARMUP_S, graph_us=GRAPH_US)
+    copy_us = times.pop("copy").median_us
+    least, chosen = min(t.median_us for t in times.values()), plan(problem, HOPPER).text
+    return [
+        Row(dtype, k, count, text, round(timing.median_us, 3), round(copy_us, 3))
+        for text, timing in times.items() if text == chosen or timing.median_us <= SLOWEST * least
+    ]  # fmt: skip
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that this made."""
+    return read_rows(path, Row)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure configs of the transform on a Hopper GPU.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    chosen = parser.parse_args(arguments)
+    left_out, rows = compile_ahead(chosen.jobs), list[Row]()
+    for problem in problems():
+        found = measure(problem, left_out)
+        rows += found
+        write(chosen.out, rows)
+        best, planned = min(found, key=lambda row: row.us), found[0]
+        print(f"{problem.key}: copy {best.copy_us} us, plan {planned.us}, {best.us} {best.config}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
