@@ -104,6 +104,15 @@ def _in_mode(combine: Combine, kind: str, target: Target) -> Combine:
     return result
 
 
+def _mask_or(m: np.ndarray, d: np.ndarray, set_bits: np.ndarray) -> np.ndarray:
+    return m & ~d | set_bits
+
+
+#: what is undefined of the new word, from what is of the one in memory and from data that is defined
+_UNDEFINED: dict[Combine, Combine] = {
+    np.bitwise_and: np.bitwise_and, np.bitwise_or: lambda u, d: u & ~d, np.bitwise_xor: lambda u, d: u,
+    _mask_or: lambda u, d, set_bits: u & ~d & ~set_bits,
+}  # fmt: skip
 # name -> (combination, dtype letter); the operand's width comes from the mnemonic
 OPERATIONS: dict[str, tuple[Combine, str]] = {
     "swap": (_replace, "u"), "storexchg": (_replace, "u"),
@@ -113,7 +122,7 @@ OPERATIONS: dict[str, tuple[Combine, str]] = {
     "inc": (_wrap_inc, "u"), "dec": (_wrap_dec, "u"),
     "min": (np.minimum, ""), "max": (np.maximum, ""),
     "min_num": (lambda m, d: MIN_NUM(d, m), ""), "max_num": (lambda m, d: MAX_NUM(d, m), ""),  # of two NaN the operand
-    "mskor": (lambda m, d, set_bits: m & ~d | set_bits, "u"),
+    "mskor": (_mask_or, "u"),
     "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
     "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
 }  # fmt: skip
@@ -192,12 +201,14 @@ def _take_effect(
     store = g.memory if memory == "global" else g.lds
     items = store.view(dtype.itemsize).view(dtype)
     index = at[active] // dtype.itemsize
+    values = tuple(_data(g, n, dtype, active) for n in data)
     if memory == "lds" and g.undefined_lds is not None:
         if destination is not None and combine is _replace:
             g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
+        elif combine in _UNDEFINED:
+            _spread(g, index, active, combine, values, destination)
         else:
             g.undefined_lds.combine(g, at, dtype.itemsize, active)
-    values = tuple(_data(g, n, dtype, active) for n in data)
     if destination is None and _sums_are_plain(combine, *values, items[index]):
         # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
         places, lane_of = np.unique(index, return_inverse=True)
@@ -212,6 +223,22 @@ def _take_effect(
         store.version += 1
     if destination is not None:
         _finish(g, destination, dtype, active, found)
+
+
+def _spread(
+    g: Waves, index: np.ndarray, active: np.ndarray, combine: Combine, values: tuple[np.ndarray, ...],
+    destination: int | None,
+) -> None:  # fmt: skip
+    """Undefined bits of LDS under a bitwise atomic: one of 8 or 16 bits is made of the word that they lie in."""
+    if g.undefined_lds.clean:
+        return
+    dtype = values[0].dtype
+    found = apply(g.undefined_lds.view(dtype.itemsize).view(dtype), index, _UNDEFINED[combine], values)
+    if destination is not None:
+        words = found.view(U32).reshape(-1, dtype.itemsize // 4)
+        for k in range(dtype.itemsize // 4):
+            g.shadow.V[destination + k][active] = words[:, k]
+            g.shadow.note(destination + k)
 
 
 def _flat_step(operation, data: list[int], destination: int | None, where: FlatAddress) -> Step:
