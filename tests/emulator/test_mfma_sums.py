@@ -120,7 +120,7 @@ def test_a_number_is_an_addend_of_every_element():
 
 @pytest.mark.parametrize(("gpu", "name"), [
     ("gfx942", "v_smfmac_f32_16x16x32_f16"), ("gfx950", "v_mfma_f32_16x16x32_f16"),
-    ("gfx950", "v_mfma_f64_16x16x4_f64"), ("gfx942", "v_mfma_i32_16x16x32_i8"),
+    ("gfx950", "v_mfma_f32_16x16x4_f32"), ("gfx942", "v_mfma_i32_16x16x32_i8"),
 ])  # fmt: skip
 def test_what_nobody_measured_is_rounded_once(gpu, name):
     assert sum_of(find_instruction(name, gpu), get_gpu(gpu)) is None
@@ -138,6 +138,22 @@ def test_rules_tell_gpus_apart():
 
 
 ULP = 2.0**-52
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
+def test_no_product_of_fp64_is_rounded_by_itself(gpu, execute):
+    """In every row and column (1 + ULP)**2 - (1 + 2 ULP), which is nothing where the product is rounded first."""
+    text = "v_mfma_f64_16x16x4f64" if gpu == "gfx90a" else "v_mfma_f64_16x16x4_f64"
+    ones = np.where(np.arange(64) < 16, 1 + ULP, 0.0)  # k = 0 lies in the first 16 lanes
+    addend = {n: np.full(64, -(1 + 2 * ULP)) for n in range(8, 16, 2)}
+    machine = execute(
+        f"{text} v[16:23], v[4:5], v[6:7], v[8:15]", gpu=gpu, lanes=64, v={4: ones, 6: ones, **addend},
+        directives=".amdhsa_accum_offset 32",
+    )  # fmt: skip
+    for n in range(16, 24, 2):
+        np.testing.assert_array_equal(machine.vector(n, np.float64), np.full(64, ULP**2))
+
+
 EDGES = [
     # Of what lies below the smallest normal number 31 bits are kept: 2**-158 does not break a tie.
     ("gfx942", "16x16x16_bf16", {0: (2.0**-75, 2.0**-75), 1: (2.0**-79, 2.0**-79)}, 0.0, 0.0),

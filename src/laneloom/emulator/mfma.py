@@ -1,11 +1,12 @@
 """MFMA and SMFMAC of CDNA 2 to 4: D = A B + C of one or more blocks spread over the 64 lanes of a wave.
 
-Where an element lies is what `isa/layouts.py` says. Floats are added as `mfma_sums.py` says for CDNA 1 to 3; of sparse
-forms and of CDNA 4 nobody has measured it, so that every product is exact in float64, the K products and C are summed
-in float64 and rounded once to D's type, to nearest even. Integers are exact and wrap. Denormals are kept, but by CDNA
-2's products of 16-bit floats, where those of A, B and C are +0; EXEC and MODE are ignored, save on CDNA 3 and 4 that
-f32 operands A and B follow the denormal mode, and that under FP16_OVFL f32 results that overflow stop at the largest
-number and integers at theirs (CDNA 4 ISA guide, 7.1 and 7.4). xf32 multiplies the upper 19 bits of each operand.
+Where an element lies is what `isa/layouts.py` says. Floats are added as `mfma_sums.py` says for CDNA 1 to 3 and FP64;
+of sparse forms and of CDNA 4 nobody has measured it, so that every product is exact in float64, the K products and C
+are summed in float64 and rounded once to D's type, to nearest even. Integers are exact and wrap. Denormals are kept,
+but by CDNA 2's products of 16-bit floats, where those of A, B and C are +0; EXEC and MODE are ignored, save on CDNA 3
+and 4 that f32 operands A and B follow the denormal mode, and that under FP16_OVFL f32 results that overflow stop at the
+largest number and integers at theirs (CDNA 4 ISA guide, 7.1 and 7.4). xf32 multiplies the upper 19 bits of each
+operand.
 """
 
 from __future__ import annotations

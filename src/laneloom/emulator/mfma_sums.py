@@ -13,6 +13,8 @@ instruction:
   bits below the larger exponent and added. With the addend the sum is cut downwards to 32 bits below the larger
   exponent of the two, the addend to 24; their sum to 31 bits below its own, and then rounded. Denormals are kept.
 
+FP64 on CDNA 4, which nobody has measured, is taken to be the same chain of fused multiply-adds.
+
 Rounding is to nearest even. An exponent here is that of the fields: a product's is the sum of its factors', whose
 denormals have that of the smallest normal number. Infinities and NaN are as IEEE 754 says.
 """
@@ -42,6 +44,8 @@ _OUTPUTS = 8192  #: elements of D that are worked on at a time
 
 def sum_of(row: MatrixInstruction, gpu: Gpu) -> Sum | None:
     """How an instruction adds; None where nobody has measured it, which is then rounded once."""
+    if row.a == "f64" and gpu.name == "gfx950":  # float64 holds no product of two doubles; BLAS has orders of its own
+        return partial(_in_parts, _fused_f64)
     if row.sparse or gpu.name not in ("gfx908", "gfx90a", "gfx942"):
         return None
     if row.a in ("f32", "f64"):
