@@ -161,10 +161,15 @@ def is_watched() -> bool:
         _any_autocast()
         or _tracer() is not None
         or _dispatch_modes() > 0
-        or _function_modes() > 0
+        or (_function_modes() > 0 and any(map(_looks_at_operators, range(_function_modes()))))
         or _interpreters() is not None
         or forward_ad._current_level >= 0
     )
+
+
+def _looks_at_operators(level: int) -> bool:
+    """Whether a mode for torch's functions may want operators; `patched`, in force in the backward too, does not."""
+    return getattr(torch._C._get_function_stack_at(level), "looks_at_operators", True)
 
 
 def mark_written(out: torch.Tensor) -> None:

@@ -42,11 +42,12 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative may be asked for
             q, k, v = (x.view_as(x) for x in (q, k, v))  # apart, where a caller passes one tensor twice
-            with sdpa_kernel(SDPBackend.MATH):
+            # torch's own attention, and its derivatives: no mode sends them back here
+            with torch._C.DisableTorchFunction(), sdpa_kernel(SDPBackend.MATH):
                 out = F.scaled_dot_product_attention(
                     q, k, v, is_causal=ctx.causal, scale=ctx.scale, enable_gqa=q.shape[1] != k.shape[1]
                 )
-            grads = torch.autograd.grad(out, (q, k, v), grad, create_graph=True)
+                grads = torch.autograd.grad(out, (q, k, v), grad, create_graph=True)
         else:
             mask = "top_left" if ctx.causal else "none"
             scale = None if ctx.scale is None else float(ctx.scale)

@@ -11,7 +11,8 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from triton.runtime import driver
 from ..errors import ArgumentError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
-from .routes import MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
+from .routes import GRADIENTS, MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
 from .routing import (
     Decision,
     Request,
@@ -97,8 +98,20 @@ def innermost() -> Patched | None:
     return _active.modes[-1] if _active.modes else None
 
 
+@contextmanager
+def _first(mode: Patched) -> Iterator[None]:
+    """In a thread of autograd's, which torch gave its modes, but not what is kept here: `mode` saw a call first."""
+    _active.modes.append(mode)
+    try:
+        yield
+    finally:
+        _active.modes.pop()
+
+
 class Patched(TorchFunctionMode):
     """What `patched` returns: a context, a decorator, and the report of what it did."""
+
+    looks_at_operators = False  #: of torch.ops.laneloom, which then go past torch's dispatcher
 
     def __init__(self, *, always: bool = False, captured: bool = False):
         super().__init__()
@@ -132,6 +145,9 @@ class Patched(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         route = ROUTES.get(func)
         if route is not None:
+            if not (torch.compiler.is_compiling() or _active.modes):
+                with _first(self):
+                    return self.__torch_function__(func, types, args, kwargs)
             met = None if kwargs or route is not route_product else self._find(func, args)
             if met is None:
                 return route(self, func, args, kwargs or {})
@@ -141,6 +157,9 @@ class Patched(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:  # its body is Python, whose products this has to see
                 return MULTI_HEAD_BODY(*args, **kwargs)
+        if func in GRADIENTS and all(t is torch.Tensor for t in types) and not torch.compiler.is_compiling():
+            with self:  # what checkpoints compute again has to go where it went before, or torch refuses it
+                return GRADIENTS[func](*args, **kwargs)
         if func is torch.Tensor.unflatten and torch.compiler.is_compiling():
             func = torch.unflatten  # under a mode, Dynamo does not trace the method of Tensor that wraps it
         return func(*args, **kwargs)
@@ -226,7 +245,8 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
     derivatives) goes to torch unchanged; the report says why.
 
     Results differ from torch's by rounding alone: both round the same FP32 sums once, added in another order. A second
-    derivative of attention is computed by torch. Other threads are not patched; enter a context in each.
+    derivative of attention is computed by torch. Other threads are not patched; enter a context in each. Where the
+    model has checkpoints (torch.utils.checkpoint), call backward inside the context too: they compute again then.
     """
     return Patched(always=always, captured=captured)
 

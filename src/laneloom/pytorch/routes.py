@@ -217,11 +217,21 @@ def _is_not_overridden(*args: Any) -> bool:
     return False
 
 
-#: the body of torch's function, which does not ask modes again whether they want the whole of it
-MULTI_HEAD_BODY = FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.multi_head_attention_forward.__globals__, "has_torch_function": _is_not_overridden},
-    "multi_head_attention_forward",
-    F.multi_head_attention_forward.__defaults__,
-)
-MULTI_HEAD_BODY.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
+def _body_of(function: Any) -> Any:
+    """The body of a function of torch's, which does not ask modes again whether they want the whole of it."""
+    asked = dict.fromkeys(("has_torch_function", "has_torch_function_unary"), _is_not_overridden)
+    body = FunctionType(
+        function.__code__,
+        {**function.__globals__, **asked},
+        function.__name__,
+        function.__defaults__,
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+MULTI_HEAD_BODY = _body_of(F.multi_head_attention_forward)
+#: torch shows none of its modes what runs inside of a function that it has shown them
+GRADIENTS = {
+    function: _body_of(function) for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}

@@ -1,0 +1,160 @@
+"""laneloom.patched while gradients are computed: what checkpoints compute again, and backward formulas of Python."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.ops.operators import is_watched  # noqa: E402
+
+X = torch.arange(5 * 16, dtype=torch.float16).reshape(5, 16) % 7 - 3
+W = torch.arange(16 * 16, dtype=torch.float16).reshape(16, 16) % 5 - 2
+
+
+@pytest.fixture(autouse=True)
+def gfx1201():
+    with laneloom.emulated("gfx1201") as emulation:
+        yield emulation
+
+
+def layer(x, w):
+    return F.gelu(F.linear(x, w)) @ w
+
+
+def by_method(loss, leaves):
+    loss.backward()
+    return [x.grad for x in leaves]
+
+
+def by_function(loss, leaves):
+    torch.autograd.backward([loss])
+    return [x.grad for x in leaves]
+
+
+def by_grad(loss, leaves):
+    return torch.autograd.grad(loss, leaves)
+
+
+def gradients_of(function, backward):
+    leaves = [t.clone().requires_grad_() for t in (X, W)]
+    return backward(function(*leaves).float().square().sum() / 1e4, leaves)
+
+
+@pytest.mark.parametrize("backward", [by_method, by_function, by_grad])
+def test_a_checkpoint_computes_again_what_it_computed(backward):
+    def kept(x, w):
+        return checkpoint(layer, x, w, use_reentrant=False)
+
+    expected = gradients_of(kept, backward)
+    with laneloom.patched(always=True) as p:
+        got = gradients_of(kept, backward)
+    assert (p.report().routed, p.report().kept) == (4, 0)  # two products, twice
+    torch.testing.assert_close(got, type(got)(expected), rtol=4e-3, atol=4e-3)
+
+
+def test_a_reentrant_checkpoint_computes_again_where_it_computed():
+    def kept(x, w):
+        return checkpoint(layer, x, w, use_reentrant=True)
+
+    with laneloom.patched(always=True) as p:
+        gradients_of(kept, by_method)
+    assert (p.report().routed, p.report().kept) == (4, 0)
+
+
+class Product(torch.autograd.Function):
+    """X W with a backward formula of its own."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w.mT, x.mT @ grad
+
+
+def test_backward_formulas_of_python_are_routed():
+    expected = gradients_of(Product.apply, by_method)
+    with laneloom.patched(always=True) as p:
+        got = gradients_of(Product.apply, by_method)
+    assert p.report().routed == 3
+    torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_inner_context_decides_in_the_backward_too():
+    with laneloom.patched(always=True) as outer, laneloom.patched() as inner:
+        gradients_of(Product.apply, by_method)
+    assert (inner.report().kept, inner.report().routed) == (3, 0)
+    assert not outer.report().entries
+
+
+def test_in_a_thread_that_autograd_gives_its_modes():
+    """Backward of a GPU's tensors runs in a thread of autograd's, which has torch's modes and no Python of ours."""
+    outer, inner = laneloom.patched(always=True), laneloom.patched()
+
+    def elsewhere(*modes):
+        for mode in modes:
+            TorchFunctionMode.__enter__(mode)
+        try:
+            X @ W
+        finally:
+            for mode in modes:
+                TorchFunctionMode.__exit__(mode, None, None, None)
+
+    for modes in ((outer,), (outer, inner)):
+        thread = threading.Thread(target=elsewhere, args=modes)
+        thread.start()
+        thread.join()
+    assert (outer.report().routed, outer.report().kept) == (1, 0)
+    assert (inner.report().routed, inner.report().kept) == (0, 1)
+
+
+def test_the_operators_of_a_backward_go_past_the_dispatcher():
+    """Which takes tens of microseconds for each."""
+    watched = []
+
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, grad):
+            watched.append((is_watched(), torch._C._len_torch_function_stack()))
+            return ctx.saved_tensors
+
+    with laneloom.patched(always=True):
+        gradients_of(Asking.apply, by_method)
+    with TorchFunctionMode():
+        assert is_watched()
+    assert watched == [(False, 1)]
+
+
+def test_a_second_derivative_of_attention_by_every_way_in():
+    q = torch.linspace(-1, 1, 2 * 5 * 16).reshape(1, 2, 5, 16).half().requires_grad_()
+
+    def penalty(backward):
+        loss = F.scaled_dot_product_attention(q, q, q).float().square().sum()
+        if backward is torch.autograd.grad:
+            (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
+        else:
+            backward(loss, inputs=[q], create_graph=True)
+            gradient, q.grad = q.grad, None
+        return torch.autograd.grad(gradient.float().square().sum(), q)[0]
+
+    with laneloom.patched(always=True) as p:
+        results = [penalty(b) for b in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)]
+    assert p.report().routed == 3
+    assert torch.isfinite(results[0]).all()
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
