@@ -10,6 +10,9 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from .emulator.driver import emulated
     from .ops.attention.api import flash_attention
     from .ops.attention.decode import attention_decode
@@ -57,9 +60,25 @@ __all__ = [
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module 'laneloom' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    try:
+        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        return _refusal(name)
     globals()[name] = value
     return value
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    """In place of a function that is nothing without torch: `import *`, hasattr and help find it all the same."""
+    from .errors import UnsupportedError
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(f"{name}: needs torch, and there is none: `pip install torch`")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
 
 
 def __dir__() -> list[str]:

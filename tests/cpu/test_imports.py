@@ -91,3 +91,19 @@ def test_importing_laneloom_is_quick_and_pulls_in_nothing_heavy():
     runs = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(3)]
     assert not {"torch", "triton", "numpy"}.intersection(runs[0])
     assert min(float(seconds) for seconds, *_ in runs) < 0.1
+
+
+def test_every_name_is_there_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None
+import laneloom
+from laneloom import *
+assert all(hasattr(laneloom, name) for name in laneloom.__all__)
+try:
+    patched(always=True)
+except laneloom.errors.UnsupportedError as error:
+    print(error)
+"""
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said == "patched: needs torch, and there is none: `pip install torch`\n"

@@ -97,6 +97,7 @@ def test_refusals():
         (r"B: expected a torch.float16 tensor \[K, N\], got \[1, 2, 2\]",
          lambda: wmma_ops.matmul(half(2, 2), half(1, 2, 2))),
         (r"config: expected 0, 1, 2 or 3, got 4", lambda: wmma_ops.matmul_tiled(half(2, 2), half(2, 2), 4)),
+        (r"config: expected 0, 1, 2 or 3, got 1.0", lambda: wmma_ops.matmul_tiled(half(2, 2), half(2, 2), 1.0)),
         (r"C: expected a torch.float32 tensor, got torch.float16",
          lambda: wmma_ops.gemm(half(2, 2), half(2, 2), beta=1.0, C=half(2, 2))),
     ):  # fmt: skip

@@ -11,6 +11,7 @@ Gradients reach the operands. Errors are laneloom's: ArgumentError, UnsupportedE
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def matmul_adaptive(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
 
 def matmul_tiled(A: torch.Tensor, B: torch.Tensor, config: int) -> torch.Tensor:
     """A B in tiles of 64 x 64, 128 x 64, 256 x 64 or 128 x 128, for config 0 to 3."""
-    if config not in range(len(TILES)):
+    if not isinstance(config, Integral) or config not in range(len(TILES)):
         raise ArgumentError(f"config: expected 0, 1, 2 or 3, got {config!r}")
     return _multiply(A, B, TILES[config])
 
