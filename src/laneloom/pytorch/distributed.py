@@ -12,15 +12,16 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..ops import sharding as _sharding  # noqa: F401
 from ..ops.matmul.api import matmul
 from . import symmetric
-from .ring import group_of, ring_attention, zigzag_shard, zigzag_unshard
+from .ring import group_of, ring_attention, what_came, zigzag_shard, zigzag_unshard
 
 __all__ = ["all_gather_matmul", "matmul_reduce_scatter", "ring_attention", "zigzag_shard", "zigzag_unshard"]
 
 Transport = Literal["p2p", "symmetric"]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  #: of products, whose results have the same
 #: torch 2.13's name for it, or the one before
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -30,7 +31,8 @@ def all_gather_matmul(
 ) -> torch.Tensor:
     """Y[M, N] = (the rows of all ranks' X, in rank order) W: all-gather and product, overlapped.
 
-    x: [M / ranks, K], of one shape on every rank. w: [K, N]: this rank's columns of a weight sharded by columns.
+    x: [M / ranks, K], of one shape on every rank; fp16, bf16, fp32 or fp64.
+    w: [K, N], of x's dtype: this rank's columns of a weight sharded by columns.
     group: the default group if None.
     transport: "symmetric", copies over torch's symmetric memory, for GPUs of one host that can reach each other; "p2p",
         a send and a receive for each pair of ranks through the group's backend. None: symmetric where it can be.
@@ -39,7 +41,8 @@ def all_gather_matmul(
     backward is `matmul_reduce_scatter` for x, and for w one product of the gathered rows, which are gathered again.
     Deterministic. All ranks of the group have to call.
 
-    Raises ArgumentError for operands that do not fit, UnsupportedError for a transport that is not there.
+    Raises ArgumentError for operands that do not fit, UnsupportedError for other dtypes and for a
+    transport that is not there.
     """
     _check(x, w)
     group = group_of(group)
@@ -69,7 +72,11 @@ def matmul_reduce_scatter(
 def _check(x: Any, w: Any) -> None:
     for name, operand in (("x", x), ("w", w)):
         if not isinstance(operand, torch.Tensor) or operand.dim() != 2:
-            raise ArgumentError(f"{name}: expected a tensor with 2 axes, got {tuple(getattr(operand, 'shape', ()))}")
+            raise ArgumentError(f"{name}: expected a tensor with 2 axes, got {what_came(operand)}")
+    if x.dtype not in DTYPES:
+        raise UnsupportedError(f"x: expected dtype {', '.join(str(d) for d in DTYPES)}, got {x.dtype}")
+    if x.dtype != w.dtype:
+        raise ArgumentError(f"w: expected x's dtype {x.dtype}, got {w.dtype}")
     if x.shape[1] != w.shape[0]:
         raise ArgumentError(f"w: expected {x.shape[1]} rows, as many as x has columns, got {tuple(w.shape)}")
 

@@ -49,7 +49,10 @@ def ring_attention(
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor) or x.dim() != 4:
-            raise ArgumentError(f"{name}: expected a tensor [B, H, N, D], got {tuple(getattr(x, 'shape', ()))}")
+            raise ArgumentError(f"{name}: expected a tensor [B, H, N, D], got {what_came(x)}")
+    for name, flag in (("causal", causal), ("deterministic", deterministic)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     if causal and (q.shape[2] != k.shape[2] or q.shape[2] % 2):
         raise ArgumentError(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
@@ -60,13 +63,21 @@ def ring_attention(
     return _RingAttention.apply(q, k, v, group, causal, factor, cap, deterministic, transport_of(transport, q, group))
 
 
+def what_came(operand: Any) -> str:
+    """Of a tensor with other axes than expected, or of something else."""
+    return f"shape {tuple(operand.shape)}" if isinstance(operand, torch.Tensor) else type(operand).__name__
+
+
 def group_of(group: dist.ProcessGroup | None) -> Any:
-    """The group, or the default one."""
+    """The group, or the default one. Raises ArgumentError for what is none, as torch hands to ranks outside a group."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentError(f"group: expected a process group of torch.distributed or None, got {group!r}")
     return dist.group.WORLD if group is None else group
 
 
 def zigzag_shard(x: torch.Tensor, group: dist.ProcessGroup | None = None, axis: int = 2) -> torch.Tensor:
     """This rank's pieces r and 2 ranks - 1 - r of x, side by side. Raises ArgumentError if they do not divide x."""
+    group = group_of(group)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if x.shape[axis] % (2 * ranks):
         raise ArgumentError(f"x: expected a multiple of {2 * ranks} along axis {axis}, got {x.shape[axis]}")
@@ -76,6 +87,7 @@ def zigzag_shard(x: torch.Tensor, group: dist.ProcessGroup | None = None, axis: 
 
 def zigzag_unshard(x: torch.Tensor, group: dist.ProcessGroup | None = None, axis: int = 2) -> torch.Tensor:
     """The whole tensor on every rank, from the parts that `zigzag_shard` gave them. Takes no part in autograd."""
+    group = group_of(group)
     ranks = dist.get_world_size(group)
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(ranks)]
     dist.all_gather(parts, x.detach().contiguous(), group=group)
