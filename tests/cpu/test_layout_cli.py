@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -26,6 +27,7 @@ def layout(*words):
     return run("layout", *words).stdout
 
 
+ROOT = Path(__file__).parents[2]
 WMMA = ("v_wmma_f32_16x16x16_f16", "--gpu", "gfx1151")
 SPARSE = ("v_swmmac_f32_16x16x32_f16", "--gpu", "gfx1201")
 
@@ -68,6 +70,16 @@ def test_markdown_and_asciidoc(words, cell):
     doc = layout(*words, "--format", "asciidoc")
     assert doc.count("|===") == 2
     assert f"|{cell} |" in doc
+
+
+def test_colours_are_ones_that_every_reader_of_svg_knows():
+    """hsl() with spaces is CSS: Inkscape's and Cairo's readers draw it black, under text that is black too."""
+    drawn = [layout(*WMMA, "--matrix", "D", "--format", "svg")]
+    drawn += [(ROOT / "docs" / "images" / f"wmma-{name}.svg").read_text() for name in ("identity", "results")]
+    for picture in drawn:
+        fills = set(re.findall(r'fill="([^"]*)"', picture))
+        assert len(fills) == 33, "32 lanes and the paper"
+        assert all(re.fullmatch("#([0-9a-f]{3}){1,2}", fill) for fill in fills)
 
 
 def test_svg_shows_every_element_in_both_views():

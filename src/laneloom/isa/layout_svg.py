@@ -6,6 +6,7 @@ Cells carry a `<title>`, so that a browser shows an element's copies under the p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from colorsys import hls_to_rgb
 from xml.sax.saxutils import escape
 
 from .catalogue import GENERATIONS
@@ -17,8 +18,9 @@ _CHARACTER = 6.2  #: width of a character of the monospaced font, in pixels
 
 
 def lane_colour(lane: int, wave: int) -> str:
-    """The lane's hue, around the wheel once; pale enough for dark text."""
-    return f"hsl({360 * lane / wave:.0f} 70% 82%)"
+    """The lane's hue, around the wheel once; pale enough for dark text. In digits: few readers of SVG know hsl()."""
+    red, green, blue = hls_to_rgb(round(360 * lane / wave) / 360, 0.82, 0.7)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 class _Canvas:
