@@ -12,6 +12,7 @@ from sass_listing import disassemble
 from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
+from laneloom.ops.matmul.config_stream import StreamConfig
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
 
 
@@ -34,11 +35,14 @@ WAIT, LOAD, FETCH, BARRIER = "ACQBULK", "UTMALDG", "UTMAPF", "SYNCS.EXCH"
 PRECISE = PreciseConfig(block_m=128, block_n=64, block_k=16, stages=6)
 PRECISE_PAIR = PreciseConfig(block_m=32, block_n=32, block_k=16, num_warps=4, stages=6, programs=264)
 REGISTERS = RegistersConfig(block_m=128, block_n=64, block_k=32, stages=8, turned=True)
+STREAM = StreamConfig(block_m=128, block_n=64, block_k=16, num_warps=4, stages=4)
 #: dtype, precision, layout, config, whether it asks the L2 ahead
 EARLY = {
     "fp64": ("fp64", "ieee", "nn", PRECISE, True),
     "fp64, shares": ("fp64", "ieee", "nt", PRECISE.with_knobs(split=True), True),
     "fp64, two CTAs": ("fp64", "ieee", "tn", PRECISE_PAIR, False),
+    "fp32": ("fp32", "ieee", "tn", STREAM, False),
+    "fp32, turned": ("fp32", "ieee", "nn", STREAM.with_knobs(lanes_a=True), False),
     "tf32": ("fp32", "tf32", "nn", REGISTERS, True),
     "3xtf32": ("fp32", "3xtf32", "nn", REGISTERS.with_knobs(block_m=64, block_n=128, stages=6), True),
     "3xtf32, two CTAs, parts of k": (
