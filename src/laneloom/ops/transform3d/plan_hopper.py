@@ -17,7 +17,7 @@ from .problem import Transform3dProblem
 _TIMES = (1, 2, 3, 4, 6, 8, 12, 16)
 _LEAST_BYTES, _MOST_BYTES = 1500, 40 * 1024  #: of a CTA's tensors, of tiny ones, and where it has several
 _FUSED_WARPS, _FUSED_WARPS_COMPLEX = (4, 5, 6, 8, 12), (4, 5, 6)
-_FLAT_WARPS = (4, 5, 6, 7, 8, 10)
+_FLAT_WARPS = (3, 4, 5, 6, 7, 8, 10)
 _FUSED_REGISTERS = 112  #: that a thread may have at least
 _LEAST_WARPS_OF_SM = 6
 #: dtype -> K -> tensors and warps of a CTA that were the fastest of results/h200/transform3d_configs.csv on average of
@@ -77,7 +77,7 @@ def flat_configs(problem: Transform3dProblem, gpu: Gpu) -> Iterator[FlatConfig]:
                 config = replace(config, bulk=False)
             fit = _fit(config, problem, registers)
             lines = -(-group * problem.k**2 * problem.parts // 16)
-            if warps <= max(lines, 4) and fit * warps >= _LEAST_WARPS_OF_SM:
+            if warps <= max(lines, 3) and fit * warps >= _LEAST_WARPS_OF_SM:
                 config = replace(config, ctas_per_sm=fit)
                 if config.why_invalid(problem, gpu) is None:
                     yield config
