@@ -18,7 +18,8 @@ _TIMES = (1, 2, 3, 4, 6, 8, 12, 16)
 _LEAST_BYTES, _MOST_BYTES = 1500, 40 * 1024  #: of a CTA's tensors, of tiny ones, and where it has several
 _FUSED_WARPS, _FUSED_WARPS_COMPLEX = (4, 5, 6, 8, 12), (4, 5, 6)
 _FLAT_WARPS = (3, 4, 5, 6, 7, 8, 10)
-_FUSED_REGISTERS = 112  #: that a thread may have at least
+_FUSED_REGISTERS = (112, 80, 64)  #: that a thread may have at least
+_FLAT_REGISTERS = (0, 128)  #: the same, or what the matrix and sums take
 _LEAST_WARPS_OF_SM = 6
 #: dtype -> K -> tensors and warps of a CTA that were the fastest of results/h200/transform3d_configs.csv on average of
 #: the batches of MANY tensors and more
@@ -43,6 +44,15 @@ def _fit(config: FusedConfig | FlatConfig, problem: Transform3dProblem, register
     return min(REGISTERS_OF_SM // 32 // registers // config.warps, by_memory, 32)
 
 
+def _valid(config: Any, registers: Sequence[int], problem: Transform3dProblem, gpu: Gpu) -> Iterator[Any]:
+    """With as many CTAs of an SM as leave a thread so many registers, once each."""
+    for fit in dict.fromkeys(_fit(config, problem, each) for each in registers):
+        if fit * config.warps >= _LEAST_WARPS_OF_SM:
+            each = replace(config, ctas_per_sm=fit)
+            if each.why_invalid(problem, gpu) is None:
+                yield each
+
+
 def _groups(tensor: int, whole: int = 1) -> list[int]:
     """Numbers of a CTA's tensors of so many bytes, in their order; multiples of `whole` as well."""
     unit = max(_LEAST_BYTES // tensor, 1)
@@ -57,11 +67,8 @@ def fused_configs(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> Iterator
     for group in _groups(tensor):
         for warps in _FUSED_WARPS if problem.parts == 1 else _FUSED_WARPS_COMPLEX:
             config = FusedConfig(group=group, warps=warps, bulk=bulk, unroll=unroll)
-            fit = _fit(config, problem, _FUSED_REGISTERS)
-            if warps <= max(group * k * problem.parts, 4) and fit * warps >= _LEAST_WARPS_OF_SM:
-                config = replace(config, ctas_per_sm=fit)
-                if config.why_invalid(problem, gpu) is None:
-                    yield config
+            if warps <= max(group * k * problem.parts, 4):
+                yield from _valid(config, _FUSED_REGISTERS, problem, gpu)
 
 
 def flat_configs(problem: Transform3dProblem, gpu: Gpu) -> Iterator[FlatConfig]:
@@ -75,12 +82,8 @@ def flat_configs(problem: Transform3dProblem, gpu: Gpu) -> Iterator[FlatConfig]:
             config = FlatConfig(group=group, warps=warps, bulk=group % whole == 0)
             if config.bulk and config.why_invalid(problem, gpu) is not None:
                 config = replace(config, bulk=False)
-            fit = _fit(config, problem, registers)
-            lines = -(-group * problem.k**2 * problem.parts // 16)
-            if warps <= max(lines, 3) and fit * warps >= _LEAST_WARPS_OF_SM:
-                config = replace(config, ctas_per_sm=fit)
-                if config.why_invalid(problem, gpu) is None:
-                    yield config
+            if warps <= max(-(-group * problem.k**2 * problem.parts // 16), 3):
+                yield from _valid(config, [max(registers, each) for each in _FLAT_REGISTERS], problem, gpu)
 
 
 def _shortest(configs: Sequence[FusedConfig | FlatConfig], problem: Transform3dProblem, gpu: Gpu) -> Any:
