@@ -63,8 +63,8 @@ def configs_of(problem: Transform3dProblem) -> list[Transform3dConfig]:
     """The plan's, and all that the model chooses from: of `fused`, or of `flat` where that comes first."""
     chosen = plan(problem, HOPPER)
     if chosen.schedule == "fused":
-        return list(dict.fromkeys((chosen, *fused_configs(problem, HOPPER, True))))
-    return list(dict.fromkeys((chosen, *flat_configs(problem, HOPPER))))
+        return list(dict.fromkeys((chosen, *fused_configs(problem, HOPPER, True, every=True))))
+    return list(dict.fromkeys((chosen, *flat_configs(problem, HOPPER, every=True))))
 
 
 def problems() -> Iterator[Transform3dProblem]:
@@ -72,7 +72,8 @@ def problems() -> Iterator[Transform3dProblem]:
     for dtype, orders in ORDERS.items():
         for k in orders:
             most = MOST_BYTES // Transform3dProblem(k, 1, dtype).bytes // 2 * 2
-            yield from (Transform3dProblem(k, count, dtype) for count in (*COUNTS, most) if count <= most)
+            counts = dict.fromkeys((*COUNTS, most))
+            yield from (Transform3dProblem(k, count, dtype) for count in counts if count <= most)
 
 
 def _compile(job: tuple[int, str, str]) -> str | None:

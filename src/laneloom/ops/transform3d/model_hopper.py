@@ -105,10 +105,10 @@ def estimate_us(problem: Transform3dProblem, config: FusedConfig | FlatConfig, g
 
 
 FUSED = Costs(
-    at_once=0.397, rolling=0, bandwidth=5.88e6, unit=1.823e-3, chained=0.01239, converted=4.8e-5, load=0.761,
-    load_byte=4.6e-6, plain=4.05, begin=0.0223, last=1.619, power=1.315, uneven=0.0733,
+    at_once=0.4115, rolling=0, bandwidth=5.655e6, unit=1.758e-3, chained=0.01287, converted=4.67e-5, load=0.7481,
+    load_byte=4.38e-6, plain=4.19, begin=0.0218, last=1.613, power=1.336, uneven=0.081,
 )  # fmt: skip  # what it converts and loads plainly was not measured: as FLAT
 FLAT = Costs(
-    at_once=1.128, rolling=1.844, bandwidth=4.941e6, unit=1.291e-3, chained=0.0119, converted=4.818e-5, load=0.1219,
-    load_byte=9.84e-6, plain=4.05, begin=0.0494, last=1.165, power=1.281, uneven=0.0824,
+    at_once=1.117, rolling=1.656, bandwidth=4.911e6, unit=1.233e-3, chained=0.01238, converted=4.67e-5, load=0.1266,
+    load_byte=9.48e-6, plain=4.19, begin=0.0565, last=1.202, power=1.274, uneven=0.0861,
 )  # fmt: skip

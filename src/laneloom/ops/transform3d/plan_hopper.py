@@ -3,7 +3,7 @@ that was measured and the model does worse, else what the model finds shortest. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
 from typing import Any
@@ -18,23 +18,40 @@ _TIMES = (1, 2, 3, 4, 6, 8, 12, 16)
 _LEAST_BYTES, _MOST_BYTES = 1500, 40 * 1024  #: of a CTA's tensors, of tiny ones, and where it has several
 _FUSED_WARPS, _FUSED_WARPS_COMPLEX = (4, 5, 6, 8, 12), (4, 5, 6)
 _FLAT_WARPS = (3, 4, 5, 6, 7, 8, 10)
-_FUSED_REGISTERS = (112, 80, 64)  #: that a thread may have at least
-_FLAT_REGISTERS = (0, 128)  #: the same, or what the matrix and sums take
+#: that a thread may have at least, the model's first; of `flat` what the matrix and sums take, if that is more
+_FUSED_REGISTERS, _FLAT_REGISTERS = (112, 80, 64), (0, 128)
 _LEAST_WARPS_OF_SM = 6
-#: dtype -> K -> tensors and warps of a CTA that were the fastest of results/h200/transform3d_configs.csv on average of
-#: the batches of MANY tensors and more
-_OF_MANY: Mapping[str, Mapping[int, tuple[int, int]]] = {
+#: dtype -> K -> tensors and warps of a CTA, CTAs of an SM that were the fastest of transform3d_configs.csv on average
+#: of the batches of MANY tensors and more
+_OF_MANY: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
     "fp64": {
-        6: (2, 4), 9: (4, 7), 10: (4, 6), 11: (2, 8), 12: (2, 8), 13: (2, 8), 14: (1, 7), 15: (2, 10), 18: (1, 6),
-        19: (2, 8), 21: (2, 8),
+        6: (2, 4, 4), 7: (4, 5, 3), 9: (4, 8, 2), 10: (4, 8, 4), 11: (2, 8, 2), 12: (2, 8, 3), 13: (2, 8, 2),
+        14: (1, 7, 3), 15: (2, 10, 2), 17: (2, 10, 1), 18: (1, 6, 2), 19: (2, 8, 2), 21: (2, 8, 1), 23: (2, 8, 1),
+        26: (1, 10, 1),
     },
-    "fp32": {8: (2, 4), 13: (4, 8), 14: (2, 8), 20: (1, 4), 22: (1, 4), 28: (1, 8)},
+    "fp32": {
+        8: (2, 4, 8), 13: (4, 8, 2), 14: (2, 8, 2), 17: (4, 10, 1), 20: (1, 4, 4), 22: (1, 4, 4), 24: (1, 6, 2),
+        28: (1, 8, 1),
+    },
     "complex128": {
-        6: (4, 5), 7: (1, 4), 8: (1, 6), 9: (1, 6), 10: (1, 4), 11: (1, 8), 12: (1, 6), 18: (1, 8),
+        6: (4, 5, 3), 7: (1, 4, 4), 8: (1, 6, 4), 9: (1, 6, 2), 10: (1, 5, 5), 11: (1, 8, 2), 12: (1, 6, 5),
+        14: (1, 8, 2), 18: (1, 8, 2),
     },
-    "complex64": {8: (2, 8), 20: (1, 10)},
+    "complex64": {8: (2, 8, 4), 13: (2, 8, 3), 16: (1, 8, 2), 20: (1, 10, 1), 24: (1, 10, 1)},
 }  # fmt: skip
-MANY = 1000
+#: the same of the batches that move LARGE bytes and more, where it is another
+_OF_LARGE: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
+    "fp64": {
+        2: (276, 4, 8), 4: (12, 4, 4), 5: (12, 4, 8), 6: (12, 8, 2), 7: (4, 4, 8), 8: (1, 4, 4), 9: (4, 7, 3),
+        10: (4, 4, 4), 11: (2, 6, 4), 13: (2, 8, 3), 18: (1, 6, 3),
+    },
+    "fp32": {8: (8, 8, 4), 13: (4, 5, 5), 14: (2, 4, 6)},
+    "complex128": {
+        3: (48, 6, 5), 4: (12, 4, 4), 6: (8, 4, 4), 7: (2, 6, 5), 9: (2, 7, 3), 10: (1, 4, 4), 12: (1, 6, 3),
+    },
+    "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 8, 3), 20: (1, 6, 2)},
+}  # fmt: skip
+MANY, LARGE = 1000, 150_000_000
 FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs are measured ones
 
 
@@ -60,22 +77,24 @@ def _groups(tensor: int, whole: int = 1) -> list[int]:
     return [n for n in sorted(found) if n <= max(whole, unit) or n * tensor <= _MOST_BYTES]
 
 
-def fused_configs(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> Iterator[FusedConfig]:
-    """Of small tensors, with as many registers a thread as need none in memory."""
+def fused_configs(problem: Transform3dProblem, gpu: Gpu, bulk: bool, *, every: bool = False) -> Iterator[FusedConfig]:
+    """Of small tensors; every: with fewer registers a thread as well, which some spill."""
     k, tensor = problem.k, problem.k**3 * problem.element_bytes
     unroll = 1 if k % 8 == 2 else 2  # a last tile of two columns leaves most of its registers empty
     for group in _groups(tensor):
         for warps in _FUSED_WARPS if problem.parts == 1 else _FUSED_WARPS_COMPLEX:
             config = FusedConfig(group=group, warps=warps, bulk=bulk, unroll=unroll)
             if warps <= max(group * k * problem.parts, 4):
-                yield from _valid(config, _FUSED_REGISTERS, problem, gpu)
+                yield from _valid(config, _FUSED_REGISTERS[: None if every else 1], problem, gpu)
 
 
-def flat_configs(problem: Transform3dProblem, gpu: Gpu) -> Iterator[FlatConfig]:
-    """Groups of whole 16 bytes by bulk copies, others by plain loads."""
+def flat_configs(problem: Transform3dProblem, gpu: Gpu, *, every: bool = False) -> Iterator[FlatConfig]:
+    """Groups of whole 16 bytes by bulk copies, others by plain loads; every: with more registers a thread as well."""
     tensor = problem.k**3 * problem.element_bytes
     tiles = -(-problem.k // 8)
-    registers = 4 * tiles**2 + 8 * tiles + 48  # a lane's: the matrix and sums are FP64
+    taken = 4 * tiles**2 + 8 * tiles + 48  # of a lane's registers: the matrix and sums are FP64
+    likely = _FLAT_REGISTERS[:1] if problem.same_matrix else _FLAT_REGISTERS[1:]  # three matrices spill in fewer
+    registers = [max(taken, each) for each in (_FLAT_REGISTERS if every else likely)]
     whole = 1 if problem.vector_aligned else PIECE // gcd(PIECE, tensor)
     for group in _groups(tensor, whole):
         for warps in _FLAT_WARPS:
@@ -83,20 +102,32 @@ def flat_configs(problem: Transform3dProblem, gpu: Gpu) -> Iterator[FlatConfig]:
             if config.bulk and config.why_invalid(problem, gpu) is not None:
                 config = replace(config, bulk=False)
             if warps <= max(-(-group * problem.k**2 * problem.parts // 16), 3):
-                yield from _valid(config, [max(registers, each) for each in _FLAT_REGISTERS], problem, gpu)
+                yield from _valid(config, registers, problem, gpu)
 
 
-def _shortest(configs: Sequence[FusedConfig | FlatConfig], problem: Transform3dProblem, gpu: Gpu) -> Any:
-    measured = _OF_MANY[problem.dtype].get(problem.k) if problem.count >= MANY else None
-    known = [config for config in configs if config.bulk and (config.group, config.warps) == measured]
-    return min(known or configs, key=lambda config: estimate_us(problem, config, gpu), default=None)
+def _measured(problem: Transform3dProblem) -> tuple[int, int, int] | None:
+    """Tensors, warps and CTAs of an SM that were the fastest with one matrix."""
+    if not problem.same_matrix:
+        return None
+    large = _OF_LARGE[problem.dtype].get(problem.k) if problem.bytes >= LARGE else None
+    return large or (_OF_MANY[problem.dtype].get(problem.k) if problem.count >= MANY else None)
+
+
+def _chosen(every: Iterable[Any], likely: Iterable[Any], problem: Transform3dProblem, gpu: Gpu) -> Any:
+    knobs = _measured(problem)
+    if knobs is not None:
+        for config in every:
+            if config.bulk and (config.group, config.warps, config.ctas_per_sm) == knobs:
+                return config
+    return min(likely, key=lambda config: estimate_us(problem, config, gpu), default=None)
 
 
 def fused_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:
-    """The shortest of them, if any fit."""
-    return _shortest([*fused_configs(problem, gpu, bulk)], problem, gpu)
+    """What was the fastest, or the shortest by the model, if any fit."""
+    every = fused_configs(problem, gpu, bulk, every=True)
+    return _chosen(every, fused_configs(problem, gpu, bulk), problem, gpu)
 
 
 def flat_config(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
-    """The shortest of them, if any fit."""
-    return _shortest([*flat_configs(problem, gpu)], problem, gpu)
+    """What was the fastest, or the shortest by the model, if any fit."""
+    return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
