@@ -49,7 +49,7 @@ _OF_LARGE: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
     "complex128": {
         3: (48, 6, 5), 4: (12, 4, 4), 6: (8, 4, 4), 7: (2, 6, 5), 9: (2, 7, 3), 10: (1, 4, 4), 12: (1, 6, 3),
     },
-    "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 8, 3), 20: (1, 6, 2)},
+    "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 4, 4), 20: (1, 6, 2)},
 }  # fmt: skip
 MANY, LARGE = 1000, 150_000_000
 FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs are measured ones
@@ -92,7 +92,8 @@ def flat_configs(problem: Transform3dProblem, gpu: Gpu, *, every: bool = False) 
     """Groups of whole 16 bytes by bulk copies, others by plain loads; every: with more registers a thread as well."""
     tensor = problem.k**3 * problem.element_bytes
     tiles = -(-problem.k // 8)
-    taken = 4 * tiles**2 + 8 * tiles + 48  # of a lane's registers: the matrix and sums are FP64
+    # Of a lane's registers: the matrix and sums are FP64. In fewer than 64 ptxas refuses the kernel's instructions.
+    taken = max(4 * tiles**2 + 8 * tiles + 48, 64)
     likely = _FLAT_REGISTERS[:1] if problem.same_matrix else _FLAT_REGISTERS[1:]  # three matrices spill in fewer
     registers = [max(taken, each) for each in (_FLAT_REGISTERS if every else likely)]
     whole = 1 if problem.vector_aligned else PIECE // gcd(PIECE, tensor)
