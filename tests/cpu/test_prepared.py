@@ -74,10 +74,15 @@ class Kernel:
 
     def __init__(self):
         self.grids = []
+        self.options = {}
 
     def __getitem__(self, grid):
         self.grids.append(grid)
-        return lambda *arguments, **options: self
+        return self._launch
+
+    def _launch(self, *arguments, **options):
+        self.options = options
+        return self
 
 
 def on_device(tensor):
@@ -132,6 +137,14 @@ def test_a_profiler_sees_every_launch(driver, monkeypatch):
     monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [print])
     launch(x, x, x)
     assert len(kernel.grids) == 2
+
+
+def test_launches_say_whether_to_fuse(driver):
+    x = on_device(torch.zeros(32, 64, dtype=torch.bfloat16))
+    for given in ({}, {"enable_fp_fusion": False}):
+        kernel = Kernel()
+        PreparedLaunch(kernel, (7,), lambda x, y, t: (x, y, VIEW, 64, 5), num_warps=4, **given)(x, x, x)
+        assert kernel.options == {"num_warps": 4, "enable_fp_fusion": True} | given
 
 
 @triton.jit(do_not_specialize=["free"])

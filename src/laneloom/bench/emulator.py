@@ -98,7 +98,10 @@ def _softmax(n: int) -> tuple[Callable[[], None], Callable[[], float]]:
         weight = np.exp(x.astype(np.float64))
         return weight / weight.sum(axis=1, keepdims=True)
 
-    return lambda: run_softmax(*arguments, n, BLOCK=n, num_warps=8), lambda: _error(out, expected())
+    return (
+        lambda: run_softmax(*arguments, n, BLOCK=n, num_warps=8, enable_fp_fusion=True),
+        lambda: _error(out, expected()),
+    )
 
 
 def _attention(heads: int, length: int, head: int) -> tuple[Callable[[], None], Callable[[], float]]:
@@ -110,7 +113,9 @@ def _attention(heads: int, length: int, head: int) -> tuple[Callable[[], None], 
     run_attention: Any = attention_kernel[length // 64, heads]
 
     def call() -> None:
-        run_attention(*arguments, length, scale, HEAD=head, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+        run_attention(
+            *arguments, length, scale, HEAD=head, BLOCK_M=64, BLOCK_N=32, num_warps=4, enable_fp_fusion=True
+        )
 
     def error() -> float:
         wide = [x.astype(np.float64) for x in (q, k, v)]

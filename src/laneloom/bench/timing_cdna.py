@@ -93,7 +93,7 @@ class Case:
         def launch(tile: Tile) -> None:
             how: Any = {
                 "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": 8, "DIES": 8, "num_warps": tile.waves,
-                "num_stages": tile.stages, "matrix_instr_nonkdim": tile.instruction,
+                "num_stages": tile.stages, "matrix_instr_nonkdim": tile.instruction, "enable_fp_fusion": True,
             }  # fmt: skip
             strides = a.stride(0), b.stride(0), b.stride(1), c.stride(0)
             product[(m // tile.m * (n // tile.n),)](a, b, c, m, n, depth, *strides, **how)

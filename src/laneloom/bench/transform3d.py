@@ -55,7 +55,7 @@ def copy_tensors(x: torch.Tensor, out: torch.Tensor) -> None:
     source, target = (t.view(-1).view(torch.float64) for t in (x, out))
     n = source.numel()
     kernel: Any = _copy_kernel
-    kernel[(triton.cdiv(n, _COPY_BLOCK),)](source, target, n, BLOCK=_COPY_BLOCK, num_warps=8)
+    kernel[(triton.cdiv(n, _COPY_BLOCK),)](source, target, n, BLOCK=_COPY_BLOCK, num_warps=8, enable_fp_fusion=True)
 
 
 def share_of_budget(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, dtype: str) -> float:

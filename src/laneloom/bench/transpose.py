@@ -67,7 +67,8 @@ def _copy(x: torch.Tensor, out: torch.Tensor) -> None:
     words = x.numel() * x.element_size() // 8
     kernel: Any = _copy_kernel
     first, second = (t.view(-1).view(torch.uint8)[: 8 * words].view(torch.int64) for t in (x, out))
-    kernel[(triton.cdiv(words, _COPY_WORDS),)](first, second, words, BLOCK=_COPY_WORDS, num_warps=8)
+    grid = (triton.cdiv(words, _COPY_WORDS),)
+    kernel[grid](first, second, words, BLOCK=_COPY_WORDS, num_warps=8, enable_fp_fusion=True)
 
 
 def _tiles(problem: TransposeProblem) -> Iterator[TransposeConfig]:

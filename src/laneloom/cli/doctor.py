@@ -228,7 +228,9 @@ def _emulate_probe(name: str) -> tuple[str, dict[str, Any]]:
     x, y = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
     out = np.full(n, np.nan, np.float32)
     with emulated(name) as emulation:
-        kernel[(-(-n // block),)](ArrayArgument(x), ArrayArgument(y), ArrayArgument(out), n, 0.5, BLOCK=block)
+        kernel[(-(-n // block),)](
+            *(ArrayArgument(array) for array in (x, y, out)), n, 0.5, BLOCK=block, enable_fp_fusion=True
+        )
     # Halving is exact, so fused or not there is one rounding and one right answer.
     if not np.array_equal(out, np.float32(0.5) * x + y):
         raise EmulationError("the check kernel's sums are wrong")

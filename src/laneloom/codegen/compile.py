@@ -55,8 +55,8 @@ def compile_kernel(
         global_store.
 
     Raises ArgumentError for a wrong argument name or option, CompileError with the compiler's message
-    otherwise. Multiplications and additions fuse to FMA unless TRITON_DEFAULT_FP_FUSION or options say
-    otherwise.
+    otherwise. Multiplications and additions fuse to FMA unless options say otherwise or, of a kernel that is
+    not laneloom's own, TRITON_DEFAULT_FP_FUSION.
     """
     versions.check_triton()
     gpu = get_gpu(gpu)
@@ -112,7 +112,7 @@ def _compile(
             attributes[(position,)] = facts
     source_class = versions.GluonASTSource if kernel.is_gluon() else ASTSource
     backend_options = {
-        "enable_fp_fusion": versions.default_fp_fusion(),
+        "enable_fp_fusion": _is_own(kernel) or versions.default_fp_fusion(),
         **settings,
         "num_warps": num_warps,
         "arch": target.arch if gpu.vendor == "amd" else f"sm{target.arch}",
@@ -173,6 +173,11 @@ def _check_kernel(kernel: Any) -> str:
             "(with TRITON_INTERPRET=1 the decorator makes none)"
         )
     return kernel.__name__
+
+
+def _is_own(kernel: Any) -> bool:
+    """Whether `kernel` is this package's, all of whose launches pass enable_fp_fusion=True."""
+    return str(kernel.fn.__module__).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _target(gpu: Gpu) -> GPUTarget:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -205,10 +206,11 @@ def forgets_waits_of_lds() -> bool:
 
 
 def default_fp_fusion() -> bool:
-    """Whether a * b + c may become one FMA, as TRITON_DEFAULT_FP_FUSION says; passing it on silences
-    3.9's warning.
+    """Whether a * b + c may become one FMA where neither kernel nor caller says so: unless TRITON_DEFAULT_FP_FUSION is
+    0, whatever the Triton at hand makes of its absence. Passing it on silences 3.9's warning.
     """
-    return bool(knobs.language.default_fp_fusion)
+    is_set = "TRITON_DEFAULT_FP_FUSION" in os.environ or "default_fp_fusion" in vars(knobs.language)
+    return bool(knobs.language.default_fp_fusion) if is_set else True
 
 
 def compiler_environment() -> dict[str, str]:

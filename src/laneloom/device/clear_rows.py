@@ -36,4 +36,4 @@ def prepare_clearing(out: Any, last: Any) -> Callable[[Any, Any], None]:
     sizes = (*out.shape, *out.stride(), _ROWS, _COLUMNS)
     if out.device.type == "cuda":
         return PreparedLaunch(clear_rows_behind, grid, lambda *tensors: (*tensors, *sizes), num_warps=4)
-    return lambda out, last: clear_rows_behind[grid](out, last, *sizes, num_warps=4)
+    return lambda out, last: clear_rows_behind[grid](out, last, *sizes, num_warps=4, enable_fp_fusion=True)

@@ -43,11 +43,12 @@ class PreparedLaunch:
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], arguments: Callable[..., tuple[Any, ...]], **options: Any
     ) -> None:
-        """`arguments(*tensors)`: all of the kernel's, for the tensors of one call."""
+        """`arguments(*tensors)`: all of the kernel's, for the tensors of one call. Multiplications and additions fuse
+        to FMA, as `compile_kernel` has them of this package's kernels, unless options say otherwise."""
         self._kernel = kernel
         self._grid = (*grid, 1, 1)[:3]
         self._arguments = arguments
-        self._options = options
+        self._options = {"enable_fp_fusion": True} | options
         #: by what the JIT specialises on: which addresses 16 divides, 0 if it divides all
         self._launches: dict[tuple[bool, ...] | int, CudaCall | None] = {}
 

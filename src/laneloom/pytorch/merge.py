@@ -59,5 +59,5 @@ def merge_parts(
     block = max(1, _ELEMENTS // columns)
     kernel: Any = merge_parts_kernel
     kernel[triton.cdiv(rows, block), batch * heads](
-        old, lse, part, sums, out, old.shape[2], first, rows, D=d, ROWS=block, COLUMNS=columns
+        old, lse, part, sums, out, old.shape[2], first, rows, D=d, ROWS=block, COLUMNS=columns, enable_fp_fusion=True
     )

@@ -253,7 +253,7 @@ def launch(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu, tensors: Tens
     if config.splits > 1:
         attention_combine[(problem.batch * problem.heads * problem.queries,)](
             *tensors.pointers("sums", "sums_lse", "out", "lse"), problem.queries, problem.heads,
-            **_combine_constants(problem, config, gpu), num_warps=config.combine_warps,
+            **_combine_constants(problem, config, gpu), num_warps=config.combine_warps, enable_fp_fusion=True,
         )  # fmt: skip
 
 

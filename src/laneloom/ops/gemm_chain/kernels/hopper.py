@@ -145,7 +145,7 @@ def launch(
     beta = None if c1 is None else float(beta1)
     hopper_chain[(config.programs(problem), 1, 1)](
         a0, b0, b1, c1, out, float(alpha0), float(alpha1), beta, **runtime_arguments(problem),
-        **_constants(problem, config), num_warps=config.num_warps,
+        **_constants(problem, config), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def launch(
     """Run `config` on what lies as `problem` says. terms: addend, bias, alpha, beta, all None, and both scales."""
     scales = terms[4:6]
     matmul_blocks[(config.programs(problem),)](
-        a, b, out, *scales, *_arguments(problem, config, gpu), num_warps=config.num_warps
+        a, b, out, *scales, *_arguments(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True
     )
 
 

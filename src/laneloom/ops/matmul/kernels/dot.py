@@ -81,7 +81,9 @@ def launch(
     columns; ends: of the groups of rows, or of K, of a grouped product."""
     scales = terms[4:] or (None, None)
     arguments = _arguments(problem, config)
-    matmul_dot[(config.programs(problem),)](a, b, out, ends, *scales, *arguments, num_warps=config.num_warps)
+    matmul_dot[(config.programs(problem),)](
+        a, b, out, ends, *scales, *arguments, num_warps=config.num_warps, enable_fp_fusion=True
+    )
 
 
 def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObject:

@@ -98,5 +98,5 @@ def launch(
     grid = (outer * inner * -(-m // BLOCK_M) * -(-n // BLOCK_N), 1, 1)
     apply_epilogue[grid](
         sums, c, add, bias, alpha, beta, scale_a, scale_b, m, n, *parts, inner, *flat, bias_place[1],
-        **constants(axis, activation, wave, scales), num_warps=NUM_WARPS,
+        **constants(axis, activation, wave, scales), num_warps=NUM_WARPS, enable_fp_fusion=True,
     )  # fmt: skip

@@ -100,5 +100,5 @@ def launch(
     blocks = config.block_m // chosen["ROWS"] * (config.block_n // chosen["COLUMNS"])
     add_stream_sums[(shares.shared * blocks,)](
         sums, c, add, bias, alpha, beta, scale_a, scale_b, *(sizes[name] for name in _SIZES),
-        shares.steps, shares.whole, shares.shared, shares.workers, **chosen, num_warps=NUM_WARPS,
+        shares.steps, shares.whole, shares.shared, shares.workers, **chosen, num_warps=NUM_WARPS, enable_fp_fusion=True,
     )  # fmt: skip

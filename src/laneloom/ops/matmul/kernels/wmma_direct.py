@@ -168,8 +168,9 @@ def _runtime_arguments(problem: MatmulProblem) -> dict[str, int]:
 def launch(problem: MatmulProblem, config: DirectConfig, gpu: Gpu, a: Any, b: Any, c: Any) -> None:
     """Write a b into c: what Triton takes for pointers."""
     wmma_direct[(config.programs(problem), 1, 1)](
-        a, b, c, **_runtime_arguments(problem), **_constants(problem, config), num_warps=config.num_warps
-    )
+        a, b, c, **_runtime_arguments(problem), **_constants(problem, config), num_warps=config.num_warps,
+        enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def code_object(problem: MatmulProblem, config: DirectConfig, gpu: Gpu) -> CodeObject:

@@ -128,7 +128,9 @@ def _warps(problem: QuantizeProblem, gpu: Gpu) -> int:
 def launch(problem: QuantizeProblem, gpu: Gpu, x: Any, q: Any, scale: Any) -> None:
     """Quantise what lies as `problem` says; q as bytes."""
     arguments = _arguments(problem, gpu)
-    quantize_blocks[(problem.programs,)](x, q, scale, *arguments, num_warps=_warps(problem, gpu))
+    quantize_blocks[(problem.programs,)](
+        x, q, scale, *arguments, num_warps=_warps(problem, gpu), enable_fp_fusion=True
+    )
 
 
 def prepare(problem: QuantizeProblem, gpu: Gpu) -> PreparedLaunch:

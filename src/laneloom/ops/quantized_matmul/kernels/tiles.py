@@ -303,8 +303,9 @@ def launch(
     """Run `config` on what lies as `problem` says: values, zeros and 8-bit scales as bytes, zeros, bias and ends or
     None. Of several parts, out has FP32 sums [parts, ...], each as `problem.of_sums()` says."""
     quantized_tiles[(config.programs(problem), config.parts(problem))](
-        x, values, scales, zeros, bias, out, ends, *_arguments(problem, config, gpu), num_warps=config.num_warps
-    )
+        x, values, scales, zeros, bias, out, ends, *_arguments(problem, config, gpu), num_warps=config.num_warps,
+        enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def prepare(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> Callable[..., None]:

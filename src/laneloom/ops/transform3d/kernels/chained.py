@@ -59,5 +59,5 @@ def launch(problem: Transform3dProblem, config: ChainedConfig, gpu: Gpu, x: Any,
     chained_kernel[(triton.cdiv(problem.count, config.group),)](
         x, factors, out, problem.count, problem.stride_x, problem.stride_out, *matrix_strides,
         K=problem.k, P=config.padded(problem.k), GROUP=config.group, ACCUMULATE=problem.accumulate,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip

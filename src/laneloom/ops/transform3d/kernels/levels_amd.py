@@ -87,5 +87,6 @@ def launch(problem: Transform3dProblem, config: AmdLevelsConfig, gpu: Gpu, x: An
     for source, target in ((x, first), (first, second), (second, out)):
         # The leading axis is contracted, the new one is appended: three turns restore the order.
         level_kernel[(triton.cdiv(n_rows, constants["ROWS"]),)](
-            source, dense, target, n_rows, problem.k, num_warps=AMD_THREADS // gpu.wave, **constants
-        )
+            source, dense, target, n_rows, problem.k, num_warps=AMD_THREADS // gpu.wave, enable_fp_fusion=True,
+            **constants,
+        )  # fmt: skip

@@ -88,7 +88,7 @@ def _multiply_real(config: RowsConfig, a: Any, b: Any, out: Any, accumulate: boo
     grid = (triton.cdiv(n * rows, config.rows), triton.cdiv(columns, constants["COLUMNS"]))
     rows_kernel[grid](
         a, b, out, n * rows, rows, columns, depth, *a.stride(), *b.stride(), *out.stride(),
-        ACCUMULATE=accumulate, num_warps=config.num_warps, **constants,
+        ACCUMULATE=accumulate, num_warps=config.num_warps, enable_fp_fusion=True, **constants,
     )  # fmt: skip
 
 

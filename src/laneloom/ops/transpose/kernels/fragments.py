@@ -176,7 +176,9 @@ def launch(problem: TransposeProblem, config: FragmentsConfig, gpu: Gpu, x: Any,
     count = tiles * problem.batches
     for first in range(0, count, MAX_PROGRAMS):
         grid = (min(count - first, MAX_PROGRAMS), 1, 1)
-        transpose_fragments[grid](x, y, first_program=first, **arguments, num_warps=config.num_warps)
+        transpose_fragments[grid](
+            x, y, first_program=first, **arguments, num_warps=config.num_warps, enable_fp_fusion=True
+        )
 
 
 def code_object(problem: TransposeProblem, config: FragmentsConfig, gpu: Gpu) -> CodeObject:

@@ -192,7 +192,9 @@ def launch(problem: TransposeProblem, config: TilesConfig, gpu: Gpu, x: Any, y: 
     """Write x's transpose into y: what Triton takes for pointers to integers of the element's size."""
     arguments = runtime_arguments(problem) | tiles_constants(problem, config, gpu)
     for first, grid in _grids(problem, config):
-        transpose_tiles[grid](x, y, first_program=first, **arguments, num_warps=config.num_warps)
+        transpose_tiles[grid](
+            x, y, first_program=first, **arguments, num_warps=config.num_warps, enable_fp_fusion=True
+        )
 
 
 def code_object(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) -> CodeObject:
