@@ -4,6 +4,7 @@
 of these files that were measured with REV's sources, compiles each one's config with REV's package and with this one,
 and compares the instructions and registers that ptxas made. A change is written into same_code.json, with the configs
 whose code it altered, unless that is each; for the others `Record.is_stale` takes the sources of before for today's.
+Changes of other operations' sources are written there by hand, after the same comparison.
 """
 
 from __future__ import annotations
