@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sampled import rarely
+from sampled import rarely, sampled
 
 from laneloom.codegen import compile_kernel
 from laneloom.codegen.versions import parse_version, triton_version
@@ -206,6 +206,23 @@ def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
         assert (f"st.global.{pairs}" in code.asm) == (
             (config.bulk and k % 2 == 0) or dtype.startswith("complex")
         )
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
+@pytest.mark.parametrize("k", sampled(range(1, 33), every=5))
+def test_what_the_plan_takes_compiles(k, dtype):
+    """ptxas refuses FP64's matrix instructions in fewer than 64 registers, which many CTAs of an SM would leave."""
+    needs_nvrtc()
+    from laneloom.ops.transform3d.hopper import TEXTS, compile_on_hopper
+
+    chosen = {}
+    for count in (1, 100, 300, 700, 2048, 8192, 1_000_000):
+        problem = Transform3dProblem(k, count, dtype)
+        chosen[plan(problem, HOPPER)] = problem
+    for config, problem in chosen.items():
+        if config.schedule in TEXTS:
+            assert compile_on_hopper(problem, config, HOPPER).lds_bytes <= HOPPER.lds_bytes
 
 
 @pytest.mark.parametrize("few", [False, True])
