@@ -3,7 +3,8 @@
 
 `python -m laneloom.bench.transform3d_configs --out results/h200/transform3d_configs.csv --jobs 16` writes one row a
 config: of orders of every dtype, from a few tensors to many, each checked against the plan's result, all interleaved
-with a copy of the same bytes. `tests/cpu/test_transform3d_plan.py` holds the plan against the file.
+with a copy of the same bytes. `tests/cpu/test_transform3d_plan.py` holds the plan against the file. Rows of one batch
+that have another copy's time are another run's, on another GPU of the kind: the shares of the copy's speed compare.
 """
 
 from __future__ import annotations
