@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -123,12 +124,28 @@ def _chosen(every: Iterable[Any], likely: Iterable[Any], problem: Transform3dPro
     return min(likely, key=lambda config: estimate_us(problem, config, gpu), default=None)
 
 
-def fused_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:
-    """What was the fastest, or the shortest by the model, if any fit."""
+def _rounded(problem: Transform3dProblem) -> Transform3dProblem:
+    """With a sixteenth of tensors more, or less than that: callers come with another number of them each time."""
+    step = max(1 << problem.count.bit_length() >> 5, 1)
+    return replace(problem, count=-(-problem.count // step) * step)
+
+
+@lru_cache(maxsize=4096)
+def _fused(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:
     every = fused_configs(problem, gpu, bulk, every=True)
     return _chosen(every, fused_configs(problem, gpu, bulk), problem, gpu)
 
 
+@lru_cache(maxsize=4096)
+def _flat(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
+    return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
+
+
+def fused_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:
+    """What was the fastest, or the shortest by the model, if any fit."""
+    return _fused(_rounded(problem), gpu, bulk)
+
+
 def flat_config(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
     """What was the fastest, or the shortest by the model, if any fit."""
-    return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
+    return _flat(_rounded(problem), gpu)
