@@ -11,7 +11,9 @@ from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.problem import MatmulProblem
 
 pytest.importorskip("cuda.bindings.nvrtc")
-OTHERS = 30  #: instructions of a slice that neither multiply nor read, nor wait for the matrix unit
+OTHERS = 36  #: instructions of a slice that neither multiply nor read
+#: what stands between DMMAs, which ptxas keeps apart: instructions that do nothing, the newest's as well
+BETWEEN = ("NOP", "@!UPT UIADD3 URZ")
 
 
 def multiplying(sizes: tuple[int, int, int], layout: str, tile: tuple[int, int, int], **knobs: object) -> list[str]:
@@ -38,6 +40,6 @@ def test_reads_need_no_addresses(tile, layout):
         assert sum("DMMA.16x8x16" in line for line in loop) == rows * columns
         assert len(reads) == 4 * (2 * rows + columns)
         assert all("UR" in line for line in reads)
-        others = [line for line in loop if not line.startswith(("DMMA", "LDS", "NOP"))]
+        others = [line for line in loop if not line.startswith(("DMMA", "LDS", *BETWEEN))]
         assert len(others) <= OTHERS, others
         assert not any("SR_CgaCtaId" in line for line in loop)
