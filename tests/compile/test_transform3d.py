@@ -239,7 +239,9 @@ def test_fma_kernel_pads_nothing_and_does_not_spill(k, dtype, few):
         config = fma_config(problem, HOPPER)
         assert config is not None
         code = compile_on_hopper(problem, config, HOPPER)
-        if k != 11 or nvrtc_version() != "13.0":  # whose ptxas keeps a few of 121 elements of the matrix in memory
+        if k == 11 and not same and nvrtc_version() == "13.0":  # whose ptxas keeps a few of 3 x 121 elements in memory
+            assert code.spills <= 16
+        else:
             assert code.spills == 0
             assert code.scratch_bytes == 0
         assert BULK_COPY in code.asm

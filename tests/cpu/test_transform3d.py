@@ -96,7 +96,7 @@ def test_problem_counts_work_and_traffic():
 def test_every_k_has_a_valid_plan_on_every_gpu(dtype, same, accumulate):
     for gpu in GPUS.values():
         for k in range(1, 65):
-            for count in (0, 1, 2048, 10**6):
+            for count in (0, 1, 77, 2048, 5000, 10**6):
                 problem = Transform3dProblem(k, count, dtype, same, accumulate)
                 config = plan(problem, gpu)
                 assert config.why_invalid(problem, gpu) is None

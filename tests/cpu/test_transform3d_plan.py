@@ -76,12 +76,3 @@ def test_the_estimate_grows_with_the_batch():
         times = [estimate_us(problem, config, HOPPER) for problem in batches]
         assert times == sorted(times)
         assert times[3] > 8 * times[2] > 40
-
-
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
-def test_every_order_has_a_plan(dtype):
-    for k in range(1, 50):
-        for count in (1, 77, 5000):
-            for same in (True, False):
-                problem = Transform3dProblem(k, count, dtype, same)
-                assert plan(problem, HOPPER).why_invalid(problem, HOPPER) is None

@@ -63,9 +63,9 @@ class Row:
 def configs_of(problem: Transform3dProblem) -> list[Transform3dConfig]:
     """The plan's, and all that the model chooses from: of `fused`, or of `flat` where that comes first."""
     chosen = plan(problem, HOPPER)
-    if chosen.schedule == "fused":
-        return list(dict.fromkeys((chosen, *fused_configs(problem, HOPPER, True, every=True))))
-    return list(dict.fromkeys((chosen, *flat_configs(problem, HOPPER, every=True))))
+    fused = chosen.schedule == "fused"
+    others = (fused_configs(problem, HOPPER, True, every=True) if fused else flat_configs(problem, HOPPER, every=True))
+    return list(dict.fromkeys((chosen, *others)))
 
 
 def problems() -> Iterator[Transform3dProblem]:
@@ -107,7 +107,8 @@ def measure(problem: Transform3dProblem, left_out: set[str]) -> list[Row]:
 
     launches: dict[str, Launch] = {"copy": lambda i: copy_tensors(xs[i], outs[i])}
     first: torch.Tensor | None = None
-    for config in configs_of(problem):
+    configs = configs_of(problem)
+    for config in configs:
         if f"{dtype} {k} {config.text}" in left_out:
             continue
         outs[0].fill_(float("nan"))
@@ -118,7 +119,7 @@ def measure(problem: Transform3dProblem, left_out: set[str]) -> list[Row]:
         launches[config.text] = partial(run, config)
     times = interleave(launches, sets, reference="copy", rounds=ROUNDS, warmup_s=WARMUP_S)
     copy_us = times.pop("copy").median_us
-    least, chosen = min(t.median_us for t in times.values()), plan(problem, HOPPER).text
+    least, chosen = min(t.median_us for t in times.values()), configs[0].text
     return [
         Row(dtype, k, count, text, round(timing.median_us, 3), round(copy_us, 3))
         for text, timing in times.items() if text == chosen or timing.median_us <= SLOWEST * least

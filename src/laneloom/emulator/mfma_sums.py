@@ -44,12 +44,12 @@ _OUTPUTS = 8192  #: elements of D that are worked on at a time
 
 def sum_of(row: MatrixInstruction, gpu: Gpu) -> Sum | None:
     """How an instruction adds; None where nobody has measured it, which is then rounded once."""
-    if row.a == "f64" and gpu.name == "gfx950":  # float64 holds no product of two doubles; BLAS has orders of its own
+    if row.a == "f64":  # of CDNA 4 too: float64 holds no product of two doubles, and BLAS has orders of its own
         return partial(_in_parts, _fused_f64)
     if row.sparse or gpu.name not in ("gfx908", "gfx90a", "gfx942"):
         return None
-    if row.a in ("f32", "f64"):
-        return partial(_in_parts, _fused_f32 if row.a == "f32" else _fused_f64)
+    if row.a == "f32":
+        return partial(_in_parts, _fused_f32)
     if row.a not in _LEAST:
         return None
     if gpu.name == "gfx942":

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..errors import ArgumentError
 from ..ops.attention.arguments import checked_scale, checked_softcap
 from ..ops.attention.torch_op import attention_backward_operator, attention_operator
+from ..ops.scalars import shown
 from .merge import merge_parts
 from .symmetric import pull, transport_of
 
@@ -52,7 +53,7 @@ def ring_attention(
             raise ArgumentError(f"{name}: expected a tensor [B, H, N, D], got {what_came(x)}")
     for name, flag in (("causal", causal), ("deterministic", deterministic)):
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+            raise ArgumentError(f"{name}: expected True or False, got {shown(flag)}")
     if causal and (q.shape[2] != k.shape[2] or q.shape[2] % 2):
         raise ArgumentError(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"

@@ -74,4 +74,3 @@ def comes_first(problem: Transform3dProblem) -> bool:
     """Whether `flat` was faster than `fused` in problems of this dtype and K."""
     last = _FASTER_UP_TO[problem.dtype] if problem.same_matrix else _THREE_MATRICES_UP_TO
     return problem.k <= last and problem.k not in _FUSED_FASTER[problem.dtype]
-

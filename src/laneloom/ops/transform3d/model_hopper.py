@@ -68,15 +68,25 @@ def flat_work(k: int, parts: int, group: int, warps: int) -> Work:
     """Of kernels/flat.cu: 16 lines at a time, three times."""
     tiles, steps = _up(k, 8), _up(k, 4)
     chain = 3 * _up(_up(group * k * k * parts, 16), warps) * tiles * steps
-    return Work(3 * k * k * parts / 16 * tiles * steps, chain, 4 * tiles * tiles + 8 * tiles + 32)
+    return Work(3 * k * k * parts / 16 * tiles * steps, chain, flat_registers(k))
+
+
+def flat_registers(k: int) -> int:
+    """Of a lane of kernels/flat.cu: the matrix and sums are FP64."""
+    tiles = _up(k, 8)
+    return 4 * tiles * tiles + 8 * tiles + 32
+
+
+def ctas_by_memory(config: FusedConfig | FlatConfig, problem: Transform3dProblem) -> int:
+    """That have room in the shared memory of one SM."""
+    return min(SM_SHARED_BYTES // (config.shared_bytes(problem) + CTA_RESERVED_BYTES), _MOST_CTAS_OF_SM)
 
 
 def ctas_of_sm(config: FusedConfig | FlatConfig, problem: Transform3dProblem, registers: int) -> int:
     """That fit on one SM."""
     allowed = min(REGISTERS_OF_SM // (32 * config.warps * config.ctas_per_sm), 255) // 8 * 8
     by_registers = REGISTERS_OF_SM // (32 * config.warps * min(_up(registers, 8) * 8, allowed))
-    by_memory = SM_SHARED_BYTES // (config.shared_bytes(problem) + CTA_RESERVED_BYTES)
-    return max(min(by_memory, by_registers, _MOST_WARPS_OF_SM // config.warps, _MOST_CTAS_OF_SM), 1)
+    return max(min(ctas_by_memory(config, problem), by_registers, _MOST_WARPS_OF_SM // config.warps), 1)
 
 
 def estimate_us(problem: Transform3dProblem, config: FusedConfig | FlatConfig, gpu: Gpu) -> float:

@@ -10,9 +10,9 @@ from math import gcd
 from typing import Any
 
 from ...gpu import Gpu
-from .config import CTA_RESERVED_BYTES, SM_SHARED_BYTES, FusedConfig
+from .config import FusedConfig
 from .config_flat import PIECE, FlatConfig
-from .model_hopper import REGISTERS_OF_SM, estimate_us
+from .model_hopper import REGISTERS_OF_SM, ctas_by_memory, estimate_us, flat_registers
 from .problem import Transform3dProblem
 
 _TIMES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -58,8 +58,7 @@ FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs a
 
 def _fit(config: FusedConfig | FlatConfig, problem: Transform3dProblem, registers: int) -> int:
     """CTAs of an SM whose threads have so many registers."""
-    by_memory = SM_SHARED_BYTES // (config.shared_bytes(problem) + CTA_RESERVED_BYTES)
-    return min(REGISTERS_OF_SM // 32 // registers // config.warps, by_memory, 32)
+    return min(REGISTERS_OF_SM // 32 // registers // config.warps, ctas_by_memory(config, problem))
 
 
 def _valid(config: Any, registers: Sequence[int], problem: Transform3dProblem, gpu: Gpu) -> Iterator[Any]:
@@ -92,9 +91,8 @@ def fused_configs(problem: Transform3dProblem, gpu: Gpu, bulk: bool, *, every: b
 def flat_configs(problem: Transform3dProblem, gpu: Gpu, *, every: bool = False) -> Iterator[FlatConfig]:
     """Groups of whole 16 bytes by bulk copies, others by plain loads; every: with more registers a thread as well."""
     tensor = problem.k**3 * problem.element_bytes
-    tiles = -(-problem.k // 8)
-    # Of a lane's registers: the matrix and sums are FP64. In fewer than 64 ptxas refuses the kernel's instructions.
-    taken = max(4 * tiles**2 + 8 * tiles + 48, 64)
+    # With some to spare. In fewer than 64 ptxas refuses the kernel's instructions.
+    taken = max(flat_registers(problem.k) + 16, 64)
     likely = _FLAT_REGISTERS[:1] if problem.same_matrix else _FLAT_REGISTERS[1:]  # three matrices spill in fewer
     registers = [max(taken, each) for each in (_FLAT_REGISTERS if every else likely)]
     whole = 1 if problem.vector_aligned else PIECE // gcd(PIECE, tensor)
