@@ -1,4 +1,4 @@
-"""Strict mode's undefined bits of (x ^ y) & m ^ y: the bits of x where m has ones, those of y elsewhere."""
+"""Strict mode's undefined bits of what is chosen: by (x ^ y) & m ^ y bit by bit, a register by its number in M0."""
 
 import numpy as np
 import pytest
@@ -74,3 +74,14 @@ def test_sums_of_other_lanes_are_no_such_thing(place, suffix):
     if suffix:
         parts = [part if k == place else part.replace(suffix, "_e32") for k, part in enumerate(parts)]
     check_sound(" | ".join(parts), np.random.default_rng(place))
+
+
+@pytest.mark.parametrize("source", ["m0", "exec_lo", "s9"])
+@pytest.mark.parametrize("name", ["s_movreld_b32 s4", "v_movreld_b32 v4"])
+def test_a_register_by_number_gets_the_undefined_bits_of_its_source(name, source):
+    """M0 and EXEC, which say where to and in which lanes, may be the source; s9 is defined too."""
+    u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
+    code = f"s_mov_b32 m0, 2 | {name}, {source}"
+    g, *_ = shadowed(code, np.random.default_rng(0), u_v, u_s)
+    assert not g.shadow.V.any()
+    assert not g.shadow.S.any()
