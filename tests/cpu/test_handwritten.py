@@ -184,3 +184,55 @@ def test_directives_at_the_start_of_lines_and_metadata_in_braces():
 def test_what_must_be_expanded_is_refused(directive):
     with pytest.raises(EmulationError, match=f"line 4 uses {directive.split()[0]}, which an assembler expands"):
         parse(WRITTEN.replace(".set BASE, 8", directive))
+
+
+ALONE = [
+    ("s_mov_b32 s4, 1 << 16", "s_mov_b32 s4, 65536"),
+    ("s_bfe_u32 s4, s5, 8 | 16 << 16", "s_bfe_u32 s4, s5, 1048584"),
+    ("s_mov_b32 s4, 3 | 4", "s_mov_b32 s4, 7"),
+    ("s_movk_i32 s4, -7 % 4", "s_movk_i32 s4, -3"),
+    ("v_mov_b32 v1, 3 - -4", "v_mov_b32 v1, 7"),
+    ("v_mov_b32 v1, 2 * ~1", "v_mov_b32 v1, -4"),
+    ("v_mov_b32 v1, ~ 5", "v_mov_b32 v1, -6"),
+    ("v_mov_b32 v1, - (3)", "v_mov_b32 v1, -3"),
+    ("v_mov_b32 v1, ( 3 + 4 ) * 2", "v_mov_b32 v1, 14"),
+    ("v_mov_b32 v1, 'A' + 1", "v_mov_b32 v1, 66"),
+    ("v_mov_b32 v1, 5 == 5", "v_mov_b32 v1, -1"),
+    ("v_mov_b32 v1, 0 || 5", "v_mov_b32 v1, 1"),
+    ("ds_load_b32 v1, v2 offset: 8", "ds_load_b32 v1, v2 offset:8"),
+    ("v_add_f32_e64 v1, 3 + 4, v2 clamp", "v_add_f32_e64 v1, 7, v2 clamp"),
+    ("v_add_f32_e64 v1, - v2, v3", "v_add_f32_e64 v1, -v2, v3"),
+    ("v_add_f32_e64 v1, -  | v2 |, v3", "v_add_f32_e64 v1, -|v2|, v3"),
+    ("v_add_f32_e64 v1, -abs( v2 ), neg( v3)", "v_add_f32_e64 v1, -abs(v2), neg(v3)"),
+    ("v_add_f64 v[2:3], -v[4 : 5], v [6:7]", "v_add_f64 v[2:3], -v[4:5], v[6:7]"),
+    ("v_dual_mov_b32 v1, 3 + 4 :: v_dual_mov_b32 v2, 5", "v_dual_mov_b32 v1, 7 :: v_dual_mov_b32 v2, 5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "printed"), ALONE)
+def test_a_line_that_is_odd_in_one_way_alone(written, printed):
+    """Nothing else in the text says that a person wrote it."""
+    text = f"\nk:\n\t{written}\n\ts_endpgm\n\t.amdhsa_kernel k\n\t.end_amdhsa_kernel\n"
+    lines = [line.rstrip() for line in as_printed(text).split("\n")]
+    assert lines == text.replace(written, printed).split("\n")
+    assert assembled(f"\t{written}\n") == assembled(f"\t{printed}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "v_add_f32_e64 v1, -|v2|, |v3| clamp", "v_fma_f32 v1, -|1.0|, v2, |v3| mul:2", "v_mov_b32_e32 v1, -0.5",
+        "s_delay_alu instid0(VALU_DEP_1) | instskip(NEXT) | instid1(SALU_CYCLE_1)", "s_waitcnt vmcnt(0) lgkmcnt(0)",
+        "v_pk_add_f16 v1, v2, v3 op_sel:[1,0] op_sel_hi:[0,1]", "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 3",
+        "ds_swizzle_b32 v1, v2 offset:swizzle(QUAD_PERM,1,0,3,2)", "global_load_b32 v1, v[2:3], off offset:-16",
+    ],
+)  # fmt: skip
+def test_what_compilers_print_stays(line):
+    text = f"\nk:\n\t{line}  // 000000001900: BE840083\n\ts_endpgm\n\t.amdhsa_kernel k\n\t.end_amdhsa_kernel\n"
+    assert as_printed(text) == text
+
+
+def test_an_operation_on_what_is_no_number_is_one_operand():
+    text = WRITTEN.replace("STRIDE<<1", "3 + elsewhere")
+    (moved,) = (ins for ins in parse(text).instructions if ins.name == "v_mov_b32")
+    assert (moved.operands[1].kind, moved.operands[1].value, moved.modifiers) == ("symbol", "3 + elsewhere", {})

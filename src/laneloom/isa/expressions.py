@@ -41,19 +41,23 @@ _UNARY: dict[str, Callable[[int], int]] = {
 
 def value_of(text: str, symbols: Mapping[str, int] | None = None) -> int | None:
     """The value of an expression; None where it is none, or names what is no symbol."""
-    tokens, at = [], 0
+    found = leading_value(text, symbols)
+    return None if found is None or found[1] else found[0]
+
+
+def leading_value(text: str, symbols: Mapping[str, int] | None = None) -> tuple[int, str] | None:
+    """The value of the expression that a text begins with, and what stands behind it; None as for `value_of`."""
+    tokens, ends, at = [], [], 0
     text = text.strip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if match is None:
-            return None
-        tokens.append(match[1])
+    while match := _TOKEN.match(text, at):
         at = match.end()
+        tokens.append(match[1])
+        ends.append(at)
     try:
         value, end = _level(tokens, 0, 0, symbols or {})
     except (IndexError, KeyError, ValueError, ZeroDivisionError):
         return None
-    return value if end == len(tokens) else None
+    return value, text[ends[end - 1] :]
 
 
 def _level(tokens: list[str], at: int, level: int, symbols: Mapping[str, int]) -> tuple[int, int]:

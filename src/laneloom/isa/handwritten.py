@@ -1,7 +1,7 @@
 """Assembly that a person wrote, brought to the form that compilers print, line for line.
 
-LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon, integer expressions, symbols of `.set`,
-block comments, macros, numbered and indented labels, instructions at the start of a line or behind a label.
+LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon or a sign, integer expressions, symbols of
+`.set`, block comments, macros, numbered and indented labels, instructions at the start of a line or behind a label.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .expressions import value_of
+from .expressions import leading_value, value_of
 from .macros import expand, uses_macros
 
 __all__ = ["as_printed", "line_number"]
@@ -24,7 +24,10 @@ _ODD_LINE = re.compile(
 )
 _ODD_INSTRUCTION = re.compile(
     r"[ \t]+[a-z]\w+[ \t][^;/]*?"
-    r"(?:\w:[ \t]+[\w(\[-]|,[ \t]*-[ \t]+[\d.]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t)"
+    r"(?:\w:[ \t]+[\w(\[-]|[\w\],]\t|[\[(][ \t]|[ \t][\])]|\b(?:v|s|a|ttmp)(?:[ \t]+\[|\[[^\],]*[ \t])"  # blanks
+    r"|,[ \t]*-?[-~!|][ \t]+\S|\w[ \t]+\|[ \t]*(?:,|$)"
+    r"|[\w\])'][ \t]*(?:<<|>>|[<>=!]=|<>|&&|[+*/%<>&^-])[ \t]*[\w(~!'+-]"  # operations
+    r"|(?:\)|(?<![\w.])\d\w*)[ \t]*\|{1,2}[ \t]*[\d(~!'-])"
 )
 _HIGH_REGISTER = re.compile(r" /\*v(?:\d+|\[\d+:\d+\])(?:\.[lh])?\*/")
 _DESCRIBED = re.compile(r"(\s*\.amdhsa_\w+\s+)(.*?)\s*$")
@@ -33,6 +36,9 @@ _SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w
 _INSTRUCTION = re.compile(r"\t[a-z]")
 _NUMBERED = re.compile(r"^\s*(\d+):")
 _SYMBOL = re.compile(r"(?<![\w.$@])[A-Za-z_]\w*(?![\w.(])")
+_SIGN = re.compile(r"((?:^|,)[ ]*[-~!])[ ]+")
+_BARS = re.compile(r"((?:^|,)[ ]*-?\|)[ ]*([^|,]*?)[ ]*\|")
+_OPERAND = re.compile(r"((?:^|,)[ ]*)((?:[^,(\[]|\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+)")
 _EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
 
 
@@ -107,9 +113,10 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
     if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
     rest = re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest)
-    rest = re.sub(r"(^|,)([ ]*-)[ ]+(?=[\d.])", r"\1\2", rest)
+    rest = re.sub(r"(?<=\()[ ]+|[ ]+(?=\))", "", re.sub(r"\b(v|s|a|ttmp)[ ]+\[", r"\1[", rest))
+    rest = _BARS.sub(r"\1\2|", _SIGN.sub(r"\1", rest))
     rest = re.sub(r"\[([^\]]*)\]", lambda m: f"[{_numbers(m[1], symbols)}]", rest)
-    rest = _replaced(rest, symbols)
+    rest = _OPERAND.sub(lambda m: m[1] + _without_operations(m[2]), _replaced(rest, symbols))
     rest = _EXPRESSION.sub(_computed, rest)
     return f"{label}\t{mnemonic} {rest.strip()}"
 
@@ -119,6 +126,12 @@ def _replaced(text: str, symbols: Mapping[str, int]) -> str:
     if not symbols:
         return text
     return _SYMBOL.sub(lambda m: str(symbols[m[0]]) if m[0] in symbols and text[m.end() :][:1] != ":" else m[0], text)
+
+
+def _without_operations(operand: str) -> str:
+    """The expression that an operand begins with as one number; what stands behind it are modifiers."""
+    found = leading_value(operand)
+    return operand if found is None or found[1][:1] not in ("", " ") else f"{found[0]}{found[1]}"
 
 
 def _numbers(text: str, symbols: Mapping[str, int]) -> str:

@@ -35,6 +35,7 @@ _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 _PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
 _NUMBERS = re.compile(r"\s*\.(?:long|int|word|4byte|quad|8byte|octa|short|hword|2byte|byte)\s")
 _ADDRESS = re.compile(r'^\s*\.quad\s+"?([A-Za-z_.$][\w.$]*)', re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_][\w.()-]*")
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
 
@@ -291,8 +292,11 @@ def _split(rest: str, name: str) -> tuple[tuple[Operand, ...], dict[str, str]]:
                 modifiers[key] = value
             elif position == 0:
                 operands.append(parse_operand(word))
-            elif word:
+            elif _WORD.fullmatch(word) or (word and not operands):
                 modifiers[word] = ""
+            elif word:  # an operation on what is no number: nothing of it may be left out
+                operands[-1] = Operand("symbol", value=chunk.strip())
+                break
     return tuple(operands), modifiers
 
 
