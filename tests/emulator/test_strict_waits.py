@@ -95,3 +95,22 @@ def test_running_past_the_end(gpu, strict):
 def test_what_only_begins_as_the_end_is_not_the_end(gpu, strict):
     with pytest.raises(UnknownInstructionError, match="does not implement s_endpgm_now"):
         run("\tv_mov_b32_e32 v2, 0\n", gpu, strict=strict, end="\ts_endpgm_now\n")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "wait", "enough"),
+    [
+        ("gfx1151", "s_waitcnt vmcnt(0x0)", True), ("gfx1151", "s_waitcnt vmcnt(2-1)", False),
+        ("gfx1151", "s_waitcnt lgkmcnt(0x0) vmcnt(1 - 1)", True), ("gfx1151", "s_waitcnt vmcnt((2 - 1) * 0)", True),
+        ("gfx1151", "s_waitcnt vmcnt_sat(100)", False), ("gfx1151", "s_waitcnt 0x3f7 + 0", True),
+        ("gfx1151", "s_waitcnt_vmcnt null, 3 - 3", True), ("gfx1201", "s_wait_loadcnt 3 - 3", True),
+        ("gfx1201", "s_wait_loadcnt 1", False), ("gfx1201", "s_wait_loadcnt_dscnt 1 << 8", False),
+    ],
+)  # fmt: skip
+def test_waits_as_people_write_them(gpu, wait, enough):
+    code = POINTER + LANE + f"\tglobal_load_b32 v2, v1, s[4:5]\n\t{wait}\n\tv_add_nc_u32 v3, v2, v2\n"
+    if enough:
+        run(code, gpu)
+        return
+    with pytest.raises(HazardError, match="reads v2 before a wait"):
+        run(code, gpu)

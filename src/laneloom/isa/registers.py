@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from ..errors import EmulationError
+from .expressions import value_of
 from .parse import EXEC, M0, NULL, VCC, Instruction, Operand
 
 _TWO_RESULTS = re.compile(
@@ -160,7 +162,7 @@ def returns_in_any_order(ins: Instruction) -> bool:
     return is_scalar_load(ins) or is_scalar_store(ins) or ins.name.startswith(clocks)
 
 
-_FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
+_FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)(?:_sat)?\(((?:[^()]|\([^()]*\))+)\)")
 _SINGLE = re.compile(r"s_wait_(loadcnt|storecnt|dscnt|kmcnt|samplecnt|bvhcnt|expcnt|asynccnt|tensorcnt)$")
 
 
@@ -174,18 +176,26 @@ def waits(ins: Instruction, major: int = 11) -> dict[str, int]:
         return {}
     text = ins.text.partition(" ")[2]
     if name == "s_waitcnt":
-        fields = {counter: int(n) for counter, n in _FIELD.findall(text)}
-        return fields or _decode_waitcnt(int(text, 0), major)
+        fields = {counter: _number(n) for counter, n in _FIELD.findall(text)}
+        return fields or _decode_waitcnt(_number(text), major)
     if name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt", "s_waitcnt_expcnt"):
-        return {name.removeprefix("s_waitcnt_"): int(text.split(",")[-1], 0)}
+        return {name.removeprefix("s_waitcnt_"): _number(text.split(",")[-1])}
     if match := _SINGLE.match(name):
-        return {match[1]: int(text, 0)}
+        return {match[1]: _number(text)}
     if name in ("s_wait_loadcnt_dscnt", "s_wait_storecnt_dscnt"):
-        both = int(text, 0)
+        both = _number(text)
         return {name.split("_")[2]: both >> 8 & 63, "dscnt": both & 63}
     if name == "s_wait_idle":
         return dict.fromkeys(("loadcnt", "storecnt", "dscnt", "kmcnt", "vmcnt", "vscnt", "lgkmcnt"), 0)
     return {}
+
+
+def _number(text: str) -> int:
+    """What a wait counts down to, which people may write as an expression."""
+    value = value_of(text)
+    if value is None:
+        raise EmulationError(f"a wait for {text.strip()!r}, which is no number")
+    return value
 
 
 def _decode_waitcnt(word: int, major: int) -> dict[str, int]:
