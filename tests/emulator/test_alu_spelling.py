@@ -3,6 +3,7 @@
 import contextlib
 import re
 
+import numpy as np
 import pytest
 
 from laneloom.cli.coverage import instructions_of
@@ -12,6 +13,7 @@ from laneloom.emulator.aliases import ALIASES
 from laneloom.emulator.alu import SCALAR, VECTOR
 from laneloom.emulator.operands import BITS
 from laneloom.emulator.program import Program
+from laneloom.errors import UnknownInstructionError
 from laneloom.gpu import get_gpu
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
@@ -226,3 +228,28 @@ def test_what_can_be_dual_is_known():
         "min_num_f32 mov_b32 mul_dx9_zero_f32 mul_f32 sub_f32 subrev_f32 add_nc_u32 lshlrev_b32 and_b32"
     ).split():
         assert f"v_{name}" in VECTOR
+
+
+@pytest.mark.parametrize(
+    ("gpu", "written", "printed"),
+    [
+        ("gfx1151", "s_mov_b64 [vcc_lo, vcc_hi], s[6:7]", "s_mov_b64 vcc, s[6:7]"),
+        ("gfx1151", "s_not_b64 s[4:5], [exec_lo,exec_hi]", "s_not_b64 s[4:5], exec"),
+        ("gfx1201", "s_mov_b32 [s4], s5", "s_mov_b32 s4, s5"),
+        ("gfx1201", "v_add_f32_e64 [v4], -[v5], [s6]", "v_add_f32_e64 v4, -v5, s6"),
+        ("gfx90a", "s_mov_b64 xnack_mask, s[6:7]", "s_mov_b64 [xnack_mask_lo, xnack_mask_hi], s[6:7]"),
+        ("gfx942", "s_mov_b32 xnack_mask_hi, s6\ns_or_b32 s4, s5, xnack_mask_hi",
+         "s_mov_b32 xnack_mask_hi, s6\ns_or_b32 s4, s5, s6"),
+    ],
+)  # fmt: skip
+def test_registers_by_name_and_in_lists(execute, gpu, written, printed):
+    given = {"v": {5: np.arange(64, dtype=np.float32)}, "s": {n: np.uint32(0x3F80_0000 + n) for n in range(4, 8)}}
+    a, b = (execute(code, gpu=gpu, lanes=64 if gpu in CDNA else 32, **given) for code in (written, printed))
+    np.testing.assert_array_equal(a.waves.S, b.waves.S)
+    np.testing.assert_array_equal(a.waves.V, b.waves.V)
+    assert a.scalar(0)[0] == a.scalar(1)[0] == 0xA5A5_A5A5  # where a name without a number led
+
+
+def test_a_scalar_result_goes_to_a_register(execute):
+    with pytest.raises(UnknownInstructionError, match="'src_scc' as the destination is not implemented"):
+        execute("s_mov_b32 src_scc, s5", gpu="gfx1151")

@@ -332,6 +332,8 @@ def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
         return op.build(ins, target)
     operands = list(ins.operands)
     destination = operands.pop(0) if op.dst else None
+    if destination is not None and destination.kind != "s":
+        raise UnknownInstructionError(f"{destination.value!r} as the destination is not implemented")
     kinds = [kind for kind in op.src if kind != "scc"]
     if op.reads_dst and destination is not None:
         operands.append(destination)

@@ -15,16 +15,18 @@ from .symbols import plain_symbols
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
 SCALAR_REGISTERS = 128
-FLAT_SCRATCH = 102  #: CDNA alone
+FLAT_SCRATCH, XNACK_MASK = 102, 104  #: CDNA alone
 _NAMED = {
     "vcc_lo": VCC, "vcc_hi": VCC + 1, "exec_lo": EXEC, "exec_hi": EXEC + 1, "m0": M0, "null": NULL,
     "vcc": VCC, "exec": EXEC, "flat_scratch_lo": FLAT_SCRATCH, "flat_scratch_hi": FLAT_SCRATCH + 1,
-    "flat_scratch": FLAT_SCRATCH,
+    "flat_scratch": FLAT_SCRATCH, "xnack_mask_lo": XNACK_MASK, "xnack_mask_hi": XNACK_MASK + 1,
+    "xnack_mask": XNACK_MASK,
 }  # fmt: skip
-_PAIRS = ("vcc", "exec", "flat_scratch")
+_PAIRS = ("vcc", "exec", "flat_scratch", "xnack_mask")
 
 _REGISTER = re.compile(r"(v|a|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
-_REGISTERS_ONE_BY_ONE = re.compile(r"\[(v|a|s|ttmp)(\d+)(?:,\s*\1\d+)*,\s*\1(\d+)\]")
+_REGISTERS_ONE_BY_ONE = re.compile(r"\[(v|a|s|ttmp)(\d+)(?:(?:,\s*\1\d+)*,\s*\1(\d+))?\]")
+_HALVES_BY_NAME = re.compile(r"\[(\w+)_lo,\s*\1_hi\]")
 _LABEL = re.compile(r"([.\w$@]+):")
 _INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
 LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
@@ -332,6 +334,8 @@ def parse_operand(text: str) -> Operand:
         absolute, body = True, body.strip("|")
     elif body.startswith("abs("):
         absolute, body = True, body[4:-1]
+    if halves := _HALVES_BY_NAME.fullmatch(body):
+        body = halves[1]
     match = _REGISTER.fullmatch(body)
     if match:
         kind, single, first, last, half = match.groups()
@@ -343,7 +347,8 @@ def parse_operand(text: str) -> Operand:
     if body in _NAMED:
         return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
     if match := _REGISTERS_ONE_BY_ONE.fullmatch(body):
-        return replace(parse_operand(f"{match[1]}[{match[2]}:{match[3]}]"), negate=negate, absolute=absolute)
+        last = match[3] or match[2]
+        return replace(parse_operand(f"{match[1]}[{match[2]}:{last}]"), negate=negate, absolute=absolute)
     literal = re.fullmatch(r"(lit|lit64)\((.*)\)", body)
     body = literal[2] if literal else body
     try:
