@@ -253,3 +253,21 @@ def test_registers_by_name_and_in_lists(execute, gpu, written, printed):
 def test_a_scalar_result_goes_to_a_register(execute):
     with pytest.raises(UnknownInstructionError, match="'src_scc' as the destination is not implemented"):
         execute("s_mov_b32 src_scc, s5", gpu="gfx1151")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "written", "printed"),
+    [
+        ("gfx1151", "v_add_co_ci_u32 v4, v5, v6", "v_add_co_ci_u32_e32 v4, vcc_lo, v5, v6, vcc_lo"),
+        ("gfx1201", "v_subrev_co_ci_u32_dpp v4, v5, v6 row_xmask:1 row_mask:0xf bank_mask:0xf",
+         "v_subrev_co_ci_u32_dpp v4, vcc_lo, v5, v6, vcc_lo row_xmask:1 row_mask:0xf bank_mask:0xf"),
+        ("gfx942", "v_sub_co_u32 v4, v5, v6", "v_sub_co_u32_e32 v4, vcc, v5, v6"),
+        ("gfx1250", "v_cmp_lt_i32 v5, v6", "v_cmp_lt_i32_e32 vcc_lo, v5, v6"),
+    ],
+)
+def test_vcc_may_be_left_out(execute, gpu, written, printed):
+    v = {n: np.arange(64, dtype=np.uint32) * np.uint32(0x2765_4321 * n) for n in (5, 6)}
+    given = {"v": v, "s": {106: np.uint64(0x1234_5678_9ABC_DEF0)}, "gpu": gpu, "lanes": 64 if gpu in CDNA else 32}
+    a, b = (execute(code, **given) for code in (written, printed))
+    np.testing.assert_array_equal(a.waves.S, b.waves.S)
+    np.testing.assert_array_equal(a.waves.V, b.waves.V)

@@ -6,7 +6,7 @@ from test_undefined_bits import FILLS, KERNEL, WAVES, undefined, waves
 
 from laneloom.emulator.program import Program
 from laneloom.emulator.shadow import Shadow
-from laneloom.isa.parse import EXEC
+from laneloom.isa.parse import EXEC, VCC
 
 #: (x ^ y) & m ^ y; the result, whether its words are v or s, and the registers of x, y and m
 SELECTS = [
@@ -85,3 +85,21 @@ def test_a_register_by_number_gets_the_undefined_bits_of_its_source(name, source
     g, *_ = shadowed(code, np.random.default_rng(0), u_v, u_s)
     assert not g.shadow.V.any()
     assert not g.shadow.S.any()
+
+
+@pytest.mark.parametrize(
+    ("code", "defined"),
+    [
+        ("v_cmp_lt_u32 v0, v1", True), ("v_cmp_lt_u32_e32 v0, v4", False), ("v_cmp_class_f32 v0, v1", True),
+        ("v_cmp_gt_u32_dpp v0, v1 row_xmask:1 row_mask:0xf bank_mask:0xf", True),
+        ("v_cmp_eq_u32 v0, v1 | v_add_co_ci_u32 v2, v0, v1", True), ("v_sub_co_ci_u32_e32 v2, v0, v1", False),
+    ],
+)  # fmt: skip
+def test_vcc_that_the_text_leaves_out(code, defined):
+    """VCC and v4 hold nothing before; the first source of a comparison stays what it was."""
+    u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
+    u_v[4], u_s[VCC] = 0xFFFFFFFF, 0xFFFFFFFF
+    g, *_ = shadowed(code, np.random.default_rng(0), u_v, u_s)
+    assert bool(g.shadow.S[VCC].any()) == (not defined)
+    assert bool(g.shadow.V[2].any()) == (not defined and "_ci_" in code)
+    assert not g.shadow.V[0].any()

@@ -11,18 +11,22 @@ from dataclasses import replace
 
 from ..gpu import Gpu
 from ..isa.parse import Instruction, Listing
+from ..isa.registers import with_vcc
 from ..isa.vgpr_banks import number_registers
 from . import block_access, cdna
 
 
-def prepare(listing: Listing, gpu: Gpu) -> None:
-    """Translate a listing's instructions, and mark those that name registers past the kernel's own."""
+def prepare(listing: Listing, gpu: Gpu) -> int:
+    """Translate a listing's instructions, and mark those that name registers past the kernel's own; a wave's lanes."""
+    lanes = 32 if 32 in gpu.wave_sizes and listing.directive("wavefront_size32", 1) else 64
     if gpu.major == 9:  # while v and a are still apart
         _mark(listing, gpu)
     cdna.translate(listing, gpu)
+    listing.instructions[:] = [with_vcc(ins, lanes) for ins in listing.instructions]
     number_registers(listing, gpu.name == "gfx1251")
     if gpu.major != 9:  # once s_set_vgpr_msb is taken into account
         _mark(listing, gpu)
+    return lanes
 
 
 def _given(listing: Listing, gpu: Gpu) -> dict[str, int]:

@@ -118,8 +118,6 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
         destination = Operand("s", EXEC, target.lanes // 32)
         if len(texts) > len(op.src):
             also = texts.pop(0)
-    elif op.dst == "mask" and len(texts) == len(op.src):  # LLVM lets the e32 form leave VCC out
-        destination = Operand("s", VCC, target.lanes // 32)
     else:
         destination = texts.pop(0)
     if op.reads_dst:

@@ -100,7 +100,7 @@ class Program:
         """elf: the code object that `asm` is the disassembly of; its data is loaded."""
         self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
-        prepare(self.listing, self.gpu)
+        self.lanes = prepare(self.listing, self.gpu)
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
@@ -108,8 +108,6 @@ class Program:
         self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]  #: beside arguments
         self.arguments = [a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments]
         self.hidden_arguments = [a for a in self.arguments if a.kind.startswith("hidden_")]
-        narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
-        self.lanes = 32 if narrow else 64
         first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu), first)
         self.targets = self._follow_mode()

@@ -17,7 +17,7 @@ from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
 from .parse import FILE, LOC, Instruction, Operand, Source, descriptor, file_name, instruction, kernel_names
 from .parse import Listing as TypedListing
-from .registers import Uses, uses
+from .registers import Uses, uses, with_vcc
 from .targets import gpu_of
 from .vgpr_banks import number_registers
 
@@ -137,7 +137,8 @@ def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: Ker
     wave64 = wave64 or asked.get("wavefront_size32") == "0"
     lanes = metadata.wave if metadata else 64 if wave64 or gpu.major == 9 else 32
     where = _sources(text)
-    code = [instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line)) for i in listing.instructions]
+    typed = (instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line)) for i in listing.instructions)
+    code = [with_vcc(ins, lanes) for ins in typed]
     if gpu.major == 9:
         for typed in code:
             typed.operands = tuple(_one_file(o) for o in typed.operands)

@@ -7,7 +7,7 @@ the trap registers at their numbers in the scalar file). A 16-bit half counts as
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from ..errors import EmulationError
@@ -17,6 +17,7 @@ from .parse import EXEC, M0, NULL, VCC, Instruction, Operand
 _TWO_RESULTS = re.compile(
     r"v_(add|sub|subrev)_co(_ci)?_u32|v_(addc|subb|subbrev)_co_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32"
 )
+_CARRIES = re.compile(r"v_(?:add|sub|subrev)_co(_ci)?_u32")
 _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
@@ -68,6 +69,17 @@ def results(ins: Instruction) -> int:
     if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
         return int("_rtn" in name)
     return usual
+
+
+def with_vcc(ins: Instruction, lanes: int) -> Instruction:
+    """The instruction with the VCC that LLVM's assembler lets people leave out of comparisons and sums with carries."""
+    vcc, given = Operand("s", VCC, lanes // 32), len(ins.operands)
+    if given == 2 and ins.name.startswith("v_cmp_"):
+        return replace(ins, operands=(vcc, *ins.operands))
+    if given == 3 and (match := _CARRIES.fullmatch(ins.name)):
+        first, *sources = ins.operands
+        return replace(ins, operands=(first, vcc, *sources, *([vcc] if match[1] else [])))
+    return ins
 
 
 @cache
