@@ -24,7 +24,7 @@ _ODD_LINE = re.compile(
 )
 _ODD_INSTRUCTION = re.compile(
     r"[ \t]+[a-z]\w+[ \t][^;/]*?"
-    r"(?:\w:[ \t]+[\w(\[-]|[\w\],]\t|[\[(][ \t]|[ \t][\])]|\b(?:v|s|a|ttmp)(?:[ \t]+\[|\[[^\],]*[ \t])"  # blanks
+    r"(?:\w:[ \t]+[\w(\[-]|\w[ \t]+:(?!:)|[\w\],]\t|[\[(][ \t]|[ \t][\]),]|\b(?:v|s|a|ttmp)(?:[ \t]+\[|\[[^\],]*[ \t])"
     r"|,[ \t]*-?[-~!|][ \t]+\S|\w[ \t]+\|[ \t]*(?:,|$)"
     r"|[\w\])'][ \t]*(?:<<|>>|[<>=!]=|<>|&&|[+*/%<>&^-])[ \t]*[\w(~!'+-]"  # operations
     r"|(?:\)|(?<![\w.])\d\w*)[ \t]*\|{1,2}[ \t]*[\d(~!'-])"
@@ -39,6 +39,7 @@ _SYMBOL = re.compile(r"(?<![\w.$@])[A-Za-z_]\w*(?![\w.(])")
 _SIGN = re.compile(r"((?:^|,)[ ]*[-~!])[ ]+")
 _BARS = re.compile(r"((?:^|,)[ ]*-?\|)[ ]*([^|,]*?)[ ]*\|")
 _OPERAND = re.compile(r"((?:^|,)[ ]*)((?:[^,(\[]|\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+)")
+_VALUE = re.compile(r"(?<=\w:)[-~!'(\d][^:]*")
 _EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
 
 
@@ -112,11 +113,13 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
         return f"{label}\t{mnemonic} {rest.strip()}"
     if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
-    rest = re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest)
-    rest = re.sub(r"(?<=\()[ ]+|[ ]+(?=\))", "", re.sub(r"\b(v|s|a|ttmp)[ ]+\[", r"\1[", rest))
+    rest = re.sub(r"(?<=\w)[ ]*:(?!:)[ ]*(?=[\w(\[~!-])", ":", rest)
+    rest = re.sub(r"(?<=\()[ ]+|[ ]+(?=[),])", "", re.sub(r"\b(v|s|a|ttmp)[ ]+\[", r"\1[", rest))
     rest = _BARS.sub(r"\1\2|", _SIGN.sub(r"\1", rest))
     rest = re.sub(r"\[([^\]]*)\]", lambda m: f"[{_numbers(m[1], symbols)}]", rest)
+    rest = re.sub(r"(?<=\w)\(([^()]+)\)", lambda m: f"({_numbers(m[1], symbols)})", rest)
     rest = _OPERAND.sub(lambda m: m[1] + _without_operations(m[2]), _replaced(rest, symbols))
+    rest = _VALUE.sub(lambda m: _without_operations(m[0]), rest)
     rest = _EXPRESSION.sub(_computed, rest)
     return f"{label}\t{mnemonic} {rest.strip()}"
 
