@@ -207,6 +207,7 @@ ALONE = [
     ("ds_swizzle_b32 v1, v2 offset:swizzle(QUAD_PERM, 1, 0, 3, 1+1)",
      "ds_swizzle_b32 v1, v2 offset:swizzle(QUAD_PERM,1,0,3,2)"),
     ("s_getreg_b32 s4, hwreg(1, 4 - 4, 1 << 2)", "s_getreg_b32 s4, hwreg(1,0,4)"),
+    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0x4, 0x4), 0", "s_setreg_imm32_b32 hwreg(HW_REG_MODE,4,4), 0"),
     ("v_add_f32_e64 v1, 3 + 4, v2 clamp", "v_add_f32_e64 v1, 7, v2 clamp"),
     ("v_add_f32_e64 v1, - v2, v3", "v_add_f32_e64 v1, -v2, v3"),
     ("v_add_f32_e64 v1, -  | v2 |, v3", "v_add_f32_e64 v1, -|v2|, v3"),
