@@ -137,8 +137,8 @@ REFUSED = {
     "a number": ({"a": torch.tensor(1.0).bfloat16()}, ArgumentError, r"b: expected \[G, K, N\] or \[K, N\] for"),
     "64-bit ends": ({"ends": torch.tensor([10, 20, 96])}, ArgumentError, "ends: expected 3 contiguous int32"),
     "gradients": (
-        {"a": torch.zeros(96, 64).bfloat16().requires_grad_(), "out": torch.empty(96, 32).bfloat16()}, UnsupportedError,
-        "have no gradients"),
+        {"a": torch.zeros(96, 64).bfloat16().requires_grad_(), "out": torch.empty(96, 32).bfloat16()}, ArgumentError,
+        "out: expected none where gradients are recorded"),
     "int32": ({"out_dtype": torch.int32}, UnsupportedError, "out_dtype: expected"),
     "a result of another shape": ({"out": torch.empty(95, 32).bfloat16()}, ArgumentError, r"expected \[96, 32\]"),
     "a result of another dtype": (

@@ -249,7 +249,7 @@ REFUSED = {
     "between addresses": (
         "gfx1151", {"a": torch.from_numpy(np.zeros(257, np.uint8)[1:].view(np.float16).reshape(8, 16)),
                     "b": draw(2, 16, 8, dtype=torch.float16)}, ArgumentError, "^a: expected elements at multiples"),
-    "elsewhere": ("gfx1151", {"a": draw(8, 16).to("meta"), "config": WMMA}, ArgumentError, "^a: expected a tensor on"),
+    "elsewhere": ("gfx1151", {"a": draw(8, 16).to("meta"), "config": WMMA}, ArgumentError, "^b: expected a tensor on"),
     "out_dtype": ("gfx1151", {"out_dtype": torch.float64}, UnsupportedError, "^out_dtype: expected fp32, fp16 or bf16"),
 }  # fmt: skip
 
@@ -287,3 +287,44 @@ def test_refused_arrays(case):
 def test_arrays_are_refused_without_an_emulated_gpu():
     with pytest.raises(UnsupportedError, match=r"no GPU|got a numpy array"):
         laneloom.grouped_matmul(**ARRAYS)
+
+
+CONFIG = "wmma:block_m=16,block_n=16,block_k=16,num_warps=1,waves_n=1"
+
+
+@pytest.mark.parametrize("config", [None, CONFIG])
+def test_what_looks_at_operators_sees_calls_with_a_result_or_a_config(config):
+    """Views that negate, what autograd kept, a tracer, a compiler, autocast: as of any operator."""
+    a, b, ends = draw(9, 16, dtype=torch.float16), draw(2, 16, 8, dtype=torch.float16), torch.tensor([4, 9]).int()
+
+    def into(a, b, ends):
+        out = torch.zeros(9, 8, dtype=torch.float16)
+        return laneloom.grouped_matmul(a, b, ends, out=out, config=config)
+
+    with laneloom.emulated("gfx1151"):
+        expected = laneloom.grouped_matmul(a, b, ends, config=config)
+        assert torch.equal(into(torch._neg_view(a), torch._neg_view(b), ends), expected)
+        with pytest.raises(ArgumentError, match=r"^out: .* negated"):
+            laneloom.grouped_matmul(a, b, ends, out=torch._neg_view(expected), config=config)
+        traced = torch.fx.experimental.proxy_tensor.make_fx(into)(a, b, ends)
+        assert torch.equal(traced(-a, b, ends), -expected)
+        compiled = torch.compile(into, backend="aot_eager", fullgraph=config is None)
+        assert torch.equal(compiled(a, b, ends), expected)
+        with pytest.raises(UnsupportedError, match=r"inside torch\.vmap"):
+            torch.vmap(lambda a: laneloom.grouped_matmul(a, b, ends, out=expected, config=config))(torch.stack([a, a]))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert laneloom.grouped_matmul(a, b, ends, config=config).dtype == torch.bfloat16
+        kept = torch.ones(9, 8, dtype=torch.float16, requires_grad=True) * 2
+        loss = kept.square().sum()
+        with torch.no_grad():
+            laneloom.grouped_matmul(a, b, ends, out=kept, config=config)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_gradients_of_a_call_with_a_config():
+    a, b, ends = draw(9, 16).requires_grad_(), draw(2, 16, 8).requires_grad_(), torch.tensor([4, 9]).int()
+    with laneloom.emulated("gfx1151"):
+        ours, theirs = (torch.autograd.grad(laneloom.grouped_matmul(a, b, ends, config=config).sum(), (a, b))
+                        for config in (CONFIG, None))  # fmt: skip
+    assert all(map(torch.equal, ours, theirs))

@@ -74,6 +74,11 @@ CASES = {
         lambda n: (random(n, 16), random(3, 16, 24, seed=1), torch.tensor([4, 4, n], dtype=torch.int32)),
         (0, 1), ((0,), (1,), (0, 1)), (0, 1),
     ),
+    "grouped_matmul_out": Case(
+        lambda n: (random(n, 16), random(3, 16, 24, seed=1), torch.tensor([4, 4, n], dtype=torch.int32),
+                   torch.zeros(n, 24, dtype=HALF)),
+        writes=True,
+    ),
     "gemm_chain": Case(
         lambda n: (random(n, 16), *(random(16, 16, seed=i) for i in (1, 2)), random(16, seed=3), 0.5, 1.0, 0.25),
         (0, 1, 2, 3), ((0,), (1, 2), (3,)), (0, 1, 2),

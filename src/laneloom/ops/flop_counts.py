@@ -86,6 +86,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "gemm": _product,
     "gemm_out": _product,
     "grouped_matmul": _in_groups,
+    "grouped_matmul_out": _in_groups,
     "gemm_chain": _chain,
     "gemm_chain_out": _chain,
     "flash_attention": _attention,

@@ -104,15 +104,15 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
 
 
 def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None,
-             cleared: bool = False, *, given: int) -> list[Any]:  # fmt: skip
+             *rest: Any, given: int) -> list[Any]:  # fmt: skip
     """What lies in groups belongs to one by its number, so that it stays together."""
     if len(b.shape) == 2:
-        return strategies([[None, "m", "n"]], [["m", None], [None, "n"], [None], *[None] * 4][:given])
+        return strategies([[None, "m", "n"]], [["m", None], [None, "n"], [None], *[None] * 6][:given])
     if scale_a is None:
-        return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 4][:given], "k")
+        return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 6][:given], "k")
     n = "n" if scale_b.shape[-1] == b.shape[-1] else None
     scales = [None] * len(scale_a.shape), [*[None] * (len(scale_b.shape) - 1), n]
-    inputs = [[None, None], [None, None, n], [None], None, *scales, None]
+    inputs = [[None, None], [None, None, n], [None], None, *scales, *[None] * 3]
     return strategies([[None, n]], inputs[:given])
 
 
@@ -252,6 +252,7 @@ _register("quantized_matmul", _quantized, counts=True)
 _register("transform3d", _transform3d)
 _register("transpose", _transpose)
 for _name in (
-    "matmul_out", "gemm_out", "gemm_chain_out", "quantized_matmul_out", "transform3d_out", "transpose_out"
+    "matmul_out", "gemm_out", "grouped_matmul_out", "gemm_chain_out", "quantized_matmul_out", "transform3d_out",
+    "transpose_out",
 ):  # fmt: skip
     _register(_name, _refuse)

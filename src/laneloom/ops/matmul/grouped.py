@@ -88,27 +88,16 @@ def grouped_matmul(
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
-    if out is None and config is None:
-        torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
-        if torch_grouped is None:
-            from . import torch_grouped
-        if precision is not None:
-            check_precision("fp8", precision)  # which may be no word at all
-        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False, precision)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
-        raise UnsupportedError("a: products with `out` or `config` have no gradients, use torch.no_grad() or detach()")
-    wanted = result_dtype(
-        a, b, ends, out_dtype if out is None else out_dtype or out.dtype, scale_a, scale_b, precision)  # fmt: skip
-    shape = result_shape(a, b, ends)
+    torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+    if torch_grouped is None:
+        from . import torch_grouped
+    if precision is not None:
+        check_precision("fp8", precision)  # which may be no word at all
+    text = None if config is None else config.text
     if out is None:
-        out = a.new_empty(shape, dtype=wanted)
-    elif tuple(out.shape) != shape or out.device != a.device or out.dtype != wanted:
-        got = f"{list(out.shape)} of {out.dtype} on {out.device}"
-        raise ArgumentError(f"out: expected {list(shape)} of {wanted} on {a.device}, got {got}")
-    check_apart(out, a, b, ends, scale_a, scale_b)
-    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        names = tensor_names(a, b, ends, out)
-        prepare_launch(a, b, out, names, config, scale_a, scale_b, precision)(a, b, out, ends, scale_a, scale_b)
+        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False, precision, text)
+    check_tensor_out(a, b, ends, out, out_dtype)
+    torch_grouped.grouped_out_operator(a, b, ends, out, scale_a, scale_b, precision, text)
     return out
 
 
@@ -158,6 +147,15 @@ def check_apart(out: Any, *operands: Any) -> None:
     if any(operand is not None and overlap(out, operand) for operand in operands):
         raise ArgumentError("out: expected memory of its own, got some that it shares with another operand")
     check_distinct(out)
+
+
+def check_tensor_out(a: Any, b: Any, ends: Any, out: Any, out_dtype: Any = None) -> None:
+    """Raise ArgumentError for a tensor that the result, of `out_dtype` if that is given, cannot go into."""
+    check_shapes(a, b)
+    shape, wanted = result_shape(a, b, ends), out_dtype or out.dtype
+    if tuple(out.shape) != tuple(shape) or out.device != a.device or out.dtype != wanted:
+        got = f"{list(out.shape)} of {out.dtype} on {out.device}"
+        raise ArgumentError(f"out: expected {list(shape)} of {wanted} on {a.device}, got {got}")
 
 
 def check_shapes(a: Any, b: Any) -> None:

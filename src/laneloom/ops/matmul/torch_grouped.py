@@ -12,23 +12,28 @@ import torch
 
 from ...device.clear_rows import prepare_clearing
 from ...errors import UnsupportedError
-from ..operators import Composed, complete, one_by_one
+from ..operators import Composed, complete, mark_written, one_by_one, refuse_out
 from ..warm import WarmCalls, maker_of
 from . import grouped
+from .config import MatmulConfig
+from .presets import named_config
 from .torch_op import check_differentiable, operand_dtypes, output_dtype
 
 
-def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision=None) -> Callable[..., torch.Tensor]:
+def _prepare(
+    a, b, ends, out_dtype, scale_a, scale_b, cleared, precision=None, config=None
+) -> Callable[..., torch.Tensor]:  # fmt: skip
     """What makes the product of tensors that lie as these do."""
     dtype = grouped.result_dtype(a, b, ends, out_dtype, scale_a, scale_b, precision)  # which checks the shapes
     out = a.new_empty(grouped.result_shape(a, b, ends), dtype=dtype)
     names = grouped.tensor_names(a, b, ends, out)
-    make, launch = maker_of(out), grouped.prepare_launch(a, b, out, names, None, scale_a, scale_b, precision)
+    make = maker_of(out)
+    launch = grouped.prepare_launch(a, b, out, names, _config(config), scale_a, scale_b, precision)
     clear = None
     if cleared and 0 not in (*out.shape, *ends.shape):
         clear = prepare_clearing(out, ends[-1:])
 
-    def run(a, b, ends, _, scale_a, scale_b, cleared, precision=None) -> torch.Tensor:
+    def run(a, b, ends, _, scale_a, scale_b, cleared, *rest: Any) -> torch.Tensor:
         out = make()
         launch(a, b, out, ends, scale_a, scale_b)
         if clear is not None:
@@ -41,17 +46,39 @@ def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision=None) -
 _warm = WarmCalls(_prepare)
 
 
-def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None):
-    return _warm(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision)
+def _config(text: str | None) -> MatmulConfig | None:
+    config = named_config(text)
+    assert config is None or isinstance(config, MatmulConfig)
+    return config
 
 
-def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None):
+def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None, config=None):
+    return _warm(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision, config)
+
+
+def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None, config=None):
     grouped.check_shapes(a, b)
     grouped.check_devices(a, b, ends)  # else one on meta would make the result one
     grouped.check_scales(a, b, scale_a, scale_b)
     names = operand_dtypes(a, b, None)
     grouped.check_precision(names[0], precision)
     return a.new_empty(grouped.result_shape(a, b, ends), dtype=output_dtype(names[0], out_dtype, scale_a is not None))
+
+
+def _grouped_out(a, b, ends, out, scale_a=None, scale_b=None, precision=None, config=None):
+    grouped.result_dtype(a, b, ends, out.dtype, scale_a, scale_b, precision)
+    grouped.check_tensor_out(a, b, ends, out)
+    grouped.check_apart(out, a, b, ends, scale_a, scale_b)
+    with torch.cuda.device(a.device if a.device.type == "cuda" else -1), torch.no_grad():
+        names = grouped.tensor_names(a, b, ends, out)
+        launch = grouped.prepare_launch(a, b, out, names, _config(config), scale_a, scale_b, precision)
+        launch(a, b, out, ends, scale_a, scale_b)
+    mark_written(out)
+
+
+def _grouped_out_fake(a, b, ends, out, scale_a=None, scale_b=None, precision=None, config=None):
+    _grouped_fake(a, b, ends, out.dtype, scale_a, scale_b, False, precision)
+    grouped.check_tensor_out(a, b, ends, out)
 
 
 def _remember(ctx, inputs, output) -> None:
@@ -104,7 +131,7 @@ _differentiate = Composed(_make_gradients)
 
 def _gradients(ctx, grad):
     wanted = ctx.needs_input_grad
-    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), None, None, None, None, None, None
+    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), *[None] * 7
 
 
 def _batched(call, info, in_dims, *args):
@@ -120,9 +147,18 @@ _OPERATOR: Any = torch.library.custom_op(
     _grouped,
     mutates_args=(),
     schema="(Tensor a, Tensor b, Tensor ends, ScalarType? out_dtype=None, Tensor? scale_a=None, "
-    "Tensor? scale_b=None, bool cleared=False, str? precision=None) -> Tensor",
+    "Tensor? scale_b=None, bool cleared=False, str? precision=None, str? config=None) -> Tensor",
 )
 _OPERATOR.register_fake(_grouped_fake)
 grouped_operator = complete(
     _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast, warm=_warm
 )
+_OUT_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::grouped_matmul_out",
+    _grouped_out,
+    mutates_args=("out",),
+    schema="(Tensor a, Tensor b, Tensor ends, Tensor(a!) out, Tensor? scale_a=None, Tensor? scale_b=None, "
+    "str? precision=None, str? config=None) -> ()",
+)
+_OUT_OPERATOR.register_fake(_grouped_out_fake)
+grouped_out_operator = complete(_OUT_OPERATOR, batched=refuse_out)
