@@ -197,6 +197,18 @@ def test_vmap(name, positions, recwarn):
     assert not [w for w in recwarn if "performance drop" in str(w.message)]
 
 
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_several_gradients_at_once(name):
+    """`is_grads_batched`, as torch.autograd.functional's `vectorize=True`, batches the backward in another way."""
+    arguments = prepared(name)
+    result = first(operator(name)(*arguments))
+    inputs = [arguments[i] for i in CASES[name].differentiable]
+    grads = random(3, *result.shape, seed=7, dtype=result.dtype)
+    single = [torch.autograd.grad(result, inputs, grad, retain_graph=True) for grad in grads]
+    got = torch.autograd.grad(result, inputs, grads, is_grads_batched=True)
+    assert all(torch.equal(x, torch.stack(y)) for x, y in zip(got, zip(*single, strict=True), strict=True))
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if CASES[name].batched and CASES[name].differentiable])
 def test_gradients_through_vmap(name):
     """torch.func: grad of vmap, one more transform around the rule for batches."""

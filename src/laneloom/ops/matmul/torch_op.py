@@ -8,6 +8,7 @@ ordinary differentiable views around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -263,8 +264,10 @@ def summed_product(
     if batch == shape[:-2]:
         return product(x, y)
     if shape[:-2].numel() == 1:  # a sum over the whole batch is a longer K
-        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).flatten(1)
-        y = y.expand(*batch, *y.shape[-2:]).flatten(0, -2)
+        k = prod(batch) * x.shape[-1]
+        # Not flatten: gradients of several at once (is_grads_batched) know no rule for it.
+        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], k)
+        y = y.expand(*batch, *y.shape[-2:]).reshape(k, y.shape[-1])
         return product(x, y).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
 
