@@ -209,6 +209,28 @@ def test_several_gradients_at_once(name):
     assert all(torch.equal(x, torch.stack(y)) for x, y in zip(got, zip(*single, strict=True), strict=True))
 
 
+def test_gradients_lie_as_their_operands():
+    """`linear`'s weight is a transpose: autograd would copy a gradient that is none, and steals one that lies alike."""
+    weight, x, ends = random(24, 16), random(9, 16, seed=1), torch.tensor([4, 9], dtype=torch.int32)
+    calls = {
+        (24, 16): [
+            lambda w: laneloom.matmul(x, w.mT), lambda w: laneloom.matmul(random(2, 9, 16), w.mT),
+            lambda w: laneloom.gemm(x, w.mT, activation="silu"), lambda w: laneloom.matmul(w.mT, random(24, 8)),
+            lambda w: laneloom.gemm_chain(x, w.mT, random(24, 16)),
+            lambda w: laneloom.gemm_chain(x, random(16, 16), w.mT),
+        ],
+        (2, 24, 16): [lambda w: laneloom.grouped_matmul(x, w.mT, ends), lambda w: laneloom.matmul(x, w.mT)],
+    }  # fmt: skip
+    for shape, functions in calls.items():
+        for call in functions:
+            leaf = weight.expand(shape).clone().requires_grad_()
+            turned = leaf.detach().mT.contiguous().mT.requires_grad_()
+            (got,), (expected,) = (torch.autograd.grad(call(w).float().square().sum(), w) for w in (leaf, turned))
+            assert got.stride() == leaf.stride()
+            assert expected.stride() == turned.stride()
+            torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if CASES[name].batched and CASES[name].differentiable])
 def test_gradients_through_vmap(name):
     """torch.func: grad of vmap, one more transform around the rule for batches."""

@@ -157,10 +157,13 @@ def product_request(function: str, a: Any, b: Any, term: Any) -> Request | str:
     first, second, dtype = _letter(a), _letter(b), DTYPES[dtype_in_force(a)]
 
     parts = [product_part(dtype, first + second, batch, m, n, k)]
+    # The gradient of an operand lies as it does, so that of a transposed one is made as its transpose.
     if torch.is_grad_enabled() and a.requires_grad:
-        parts.append(product_part(dtype, "n" + _flipped(second), batch, m, k, n))
+        part = (second + "t", batch, k, m, n) if first == "t" else ("n" + _flipped(second), batch, m, k, n)
+        parts.append(product_part(dtype, *part))
     if torch.is_grad_enabled() and b.requires_grad:
-        parts.append(product_part(dtype, _flipped(first) + "n", batch, k, n, m))
+        part = ("t" + first, batch, n, k, m) if second == "t" else (_flipped(first) + "n", batch, k, n, m)
+        parts.append(product_part(dtype, *part))
     shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
     request = Request(f"{shape} {dtype} {first}{second}", tuple(parts), term is not None)
     return request if term is None else _why_term_kept(function, a, n, term) or request

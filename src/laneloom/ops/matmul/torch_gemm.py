@@ -27,11 +27,11 @@ from .torch_op import (
     check,
     check_differentiable,
     dtype_name,
+    gradient_step,
     known_name,
     output_dtype,
     prepare_product,
     run,
-    summing_step,
 )
 
 
@@ -285,8 +285,8 @@ def _make_gradients(
         return grad, scaled if scaled.dtype == dtype else scaled.to(dtype)
 
     s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)[1] if prepared and needs_s else grad
-    step_a = summing_step(prepared, s, b.mT, a.shape, alpha, how) if wanted[0] else None
-    step_b = summing_step(prepared, a.mT, s, b.shape, alpha, how) if wanted[1] else None
+    step_a = gradient_step(prepared, s, b.mT, a, alpha, how) if wanted[0] else None
+    step_b = gradient_step(prepared, a.mT, s, b, alpha, how) if wanted[1] else None
 
     def run(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta, *_) -> tuple[Any, ...]:
         g, s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)

@@ -17,7 +17,7 @@ from ..warm import WarmCalls, maker_of
 from . import grouped
 from .config import MatmulConfig
 from .presets import named_config
-from .torch_op import check_differentiable, operand_dtypes, output_dtype
+from .torch_op import check_differentiable, is_turned, operand_dtypes, output_dtype
 
 
 def _prepare(
@@ -89,7 +89,8 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[..., tuple[Any, Any]]:
-    """What gives dA and dB, in a's dtype, to which dC is rounded first. Rows of no group get zeros.
+    """What gives dA and dB, in a's dtype, to which dC is rounded first. Rows of no group get zeros. dB lies as b does,
+    or autograd copies it.
 
     C[m] = A[m] B[g]: dA[m] = dC[m] B[g]^T, dB[g] = A[of g]^T dC[of g]. Of K in groups, C[g] = A[:, of g] B[of g]:
     dA^T[k] = B[k] dC[g]^T, dB[k] = A^T[k] dC[g].
@@ -98,11 +99,12 @@ def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[
 
     a_dtype, rows = a.dtype, b.dim() == 3
     like = grad.to(a_dtype)
+    turned = rows and is_turned(b)
     of_a = of_b = None
     if wanted_a:
         of_a = grouped_step(prepared, *((like, b.mT) if rows else (b, like.mT)), ends, cleared=True)
     if wanted_b:
-        of_b = grouped_step(prepared, a.mT, like, ends, cleared=not rows)
+        of_b = grouped_step(prepared, *((like.mT, a) if turned else (a.mT, like)), ends, cleared=not rows)
 
     def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> tuple[Any, Any]:
         grad = grad.to(a_dtype)
@@ -110,7 +112,7 @@ def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[
         if of_a is not None:
             grad_a = of_a(grad, b.mT, ends) if rows else of_a(b, grad.mT, ends).mT
         if of_b is not None:
-            grad_b = of_b(a.mT, grad, ends)
+            grad_b = of_b(grad.mT, a, ends).mT if turned else of_b(a.mT, grad, ends)
         return grad_a, grad_b
 
     return run

@@ -221,8 +221,8 @@ def _make_gradients(prepared, grad, a, b, wanted_a, wanted_b, *how) -> Callable[
     check_differentiable(a)
     cast = None if grad.dtype == a.dtype else a.dtype
     like = grad if cast is None or not prepared else grad.to(cast)
-    step_a = summing_step(prepared, like, b.mT, a.shape, how=how) if wanted_a else None
-    step_b = summing_step(prepared, a.mT, like, b.shape, how=how) if wanted_b else None
+    step_a = gradient_step(prepared, like, b.mT, a, how=how) if wanted_a else None
+    step_b = gradient_step(prepared, a.mT, like, b, how=how) if wanted_b else None
 
     def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> tuple[Any, Any]:
         grad = grad if cast is None else grad.to(cast)
@@ -286,6 +286,23 @@ def summing_step(
 
     run = gemm_operator.prepared(x, y, None, None, alpha, 0.0, None, None, None, None, None, *how, None)
     return lambda x, y, alpha: run(x, y, None, None, alpha, 0.0, None, None, None, None, None)
+
+
+def is_turned(x: torch.Tensor) -> bool:
+    """Whether x is the transpose of matrices whose rows lie side by side, as `linear`'s weight comes."""
+    return x.stride(-2) == 1 and x.stride(-1) != 1
+
+
+def gradient_step(
+    prepared: bool, x: torch.Tensor, y: torch.Tensor, operand: torch.Tensor, alpha: float = 1.0,
+    how: Sequence[str | None] = (None, None),
+) -> Callable[..., torch.Tensor]:  # fmt: skip
+    """`summing_step` of the gradient of an operand, which lies as the operand does: one that lies otherwise autograd
+    copies into the parameter's."""
+    if not is_turned(operand):
+        return summing_step(prepared, x, y, operand.shape, alpha, how)
+    step = summing_step(prepared, y.mT, x.mT, operand.mT.shape, alpha, how)
+    return lambda x, y, alpha=1.0: step(y.mT, x.mT, alpha).mT
 
 
 def _batched(call, info, in_dims, a, b, *how):
