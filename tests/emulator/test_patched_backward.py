@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.ops.attention import execute  # noqa: E402
 from laneloom.ops.operators import is_watched  # noqa: E402
 
 X = torch.arange(5 * 16, dtype=torch.float16).reshape(5, 16) % 7 - 3
@@ -153,3 +154,37 @@ def test_a_second_derivative_of_attention_by_every_way_in():
     assert torch.isfinite(results[0]).all()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("attend", ["patched", "compiled", "own"])
+@pytest.mark.parametrize(("on", "warns"), [(True, False), (True, True), (False, False)])
+def test_deterministic_algorithms_are_asked_for(attend, on, warns, monkeypatch):
+    """torch's switch reaches attention's backward, which on Hopper adds by atomics otherwise."""
+    q = torch.linspace(-1, 1, 2 * 5 * 16).reshape(1, 2, 5, 16).half().requires_grad_()
+    seen, prepare = [], execute.prepare_backward
+    monkeypatch.setattr(execute, "prepare_backward", lambda *args, **how: seen.append(how) or prepare(*args, **how))
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(on, warn_only=warns)
+    function = laneloom.flash_attention if attend == "own" else F.scaled_dot_product_attention
+    if attend == "compiled":
+        torch._dynamo.reset()
+        function = torch.compile(function, backend="aot_eager", fullgraph=True)
+    try:
+        with laneloom.patched(always=True):
+            function(q, q, q).float().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    assert seen == [{"deterministic": on and not warns}]
+
+
+def test_gradients_by_deterministic_algorithms_were_not_measured():
+    q = torch.linspace(-1, 1, 2 * 5 * 16).reshape(1, 2, 5, 16).half()
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with laneloom.patched() as p:
+            F.scaled_dot_product_attention(q, q, q)
+            F.scaled_dot_product_attention(q.requires_grad_(), q, q)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert ["deterministic" in entry.reason for entry in p.report().entries] == [False, True]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ops.attention.api import flash_attention
+from ..ops.attention.torch_op import must_be_deterministic
 from .routing import dtype_in_force
 
 
@@ -34,6 +35,7 @@ class _Attention(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         q, k, v, ctx.causal, ctx.scale = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.deterministic = must_be_deterministic()
         ctx.save_for_backward(q, k, v, *output)
 
     @staticmethod
@@ -51,7 +53,7 @@ class _Attention(torch.autograd.Function):
         else:
             mask = "top_left" if ctx.causal else "none"
             scale = None if ctx.scale is None else float(ctx.scale)
-            options = (mask, scale, None, None)
+            options = (mask, scale, None, None, None, None, 0, 0, ctx.deterministic)
             grads = torch.ops.laneloom.flash_attention_backward(grad, None, q, k, v, out, lse, *options)
         return (*grads, None, None)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..errors import ArgumentError
 from ..ops.attention.arguments import checked_scale, checked_softcap
-from ..ops.attention.torch_op import attention_backward_operator, attention_operator
+from ..ops.attention.torch_op import attention_backward_operator, attention_operator, must_be_deterministic
 from ..ops.scalars import shown
 from .merge import merge_parts
 from .symmetric import pull, transport_of
@@ -58,6 +58,7 @@ def ring_attention(
         raise ArgumentError(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
         )
+    deterministic = deterministic or must_be_deterministic()
     given = checked_scale(scale)
     factor = 1 / sqrt(q.shape[-1] or 1) if given is None else given
     group, cap = group_of(group), checked_softcap(softcap)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ..ops.attention.arguments import MOST_SCALE
+from ..ops.attention.torch_op import must_be_deterministic
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.torch_gemm import gemm_operator
 from ..ops.matmul.torch_grouped import grouped_operator
@@ -85,6 +86,10 @@ def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
         refusal = "dropout"
     elif scale is not None and not (isinstance(scale, (int, float)) and abs(scale) <= MOST_SCALE):
         refusal = "a scale that is no number or too large"
+    elif must_be_deterministic() and not mode.always and torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in (x, y, z)
+    ):
+        refusal = "gradients by deterministic algorithms, which were not measured"
     if _takes(mode, "scaled_dot_product_attention", x, y, z, (refusal, bool(causal), bool(grouped))):
         return attend(x, y, z, bool(causal), None if scale is None else float(scale))
     return func(*args, **kwargs)

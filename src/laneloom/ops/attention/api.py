@@ -60,7 +60,8 @@ def flash_attention(
     return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), or of the capped
         scores, fp32. It is differentiable.
     deterministic: the same call gives the same bits. The forward always does, and so does the backward but for Hopper's
-        own schedule, which adds up dQ by atomics: with deterministic=True the general, slower one takes its place.
+        own schedule, which adds up dQ by atomics: with deterministic=True, or torch.use_deterministic_algorithms(True),
+        the general, slower one takes its place.
     cu_seqlens_q, cu_seqlens_k: sequences of different lengths one after the other, "packed": then q is [all queries,
         H, D], k [all keys, H_kv, D], v [all keys, H_kv, D_V], O [all queries, H, D_V], LSE [H, all queries]. int32
         vectors of B + 1 elements on q's device; sequence b is the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1: from

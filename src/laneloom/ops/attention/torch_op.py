@@ -28,6 +28,12 @@ OPTIONS = (
 _MORE = "bool deterministic=False, float softcap=0.0"
 
 
+@torch.compiler.assume_constant_result  # the compiler guards the switch itself, and traces no question for `warn_only`
+def must_be_deterministic() -> bool:
+    """Whether `torch.use_deterministic_algorithms` is on, and does not only warn."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def attend_tensors(
     q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, deterministic: bool,
     softcap: float,
@@ -42,8 +48,8 @@ def attend_tensors(
         for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), packing[:2], strict=True):
             if x.device != q.device:
                 raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
-    options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic, softcap)
-    return attention_operator(q, k, v, *options)
+    how = (deterministic or must_be_deterministic(), softcap)
+    return attention_operator(q, k, v, seen.causal, scale, seen.left, seen.right, *lengths, *how)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
