@@ -36,3 +36,14 @@ def test_of_the_operands_themselves_they_are_refused():
         out = laneloom.gemm(a, b, bias=torch.randn(9, requires_grad=True))
         with pytest.raises(UnsupportedError, match="without gradients"):
             out.sum().backward()
+
+
+def test_the_gradient_of_relu_where_its_result_is_no_number():
+    """It goes on, as torch's does: a NaN in activations is not hidden from a check of gradients."""
+    a, b, bias = torch.tensor([[float("nan")], [2.0], [-2.0]]), torch.ones(1, 1), torch.zeros(1, requires_grad=True)
+    grad = torch.tensor([[3.0], [5.0], [7.0]])
+    with laneloom.emulated("gfx1201"):
+        (got,) = torch.autograd.grad(laneloom.gemm(a, b, bias=bias, activation="relu"), bias, grad)
+    (expected,) = torch.autograd.grad(torch.relu(a @ b + bias), bias, grad)
+    assert torch.equal(got, expected)
+    assert got.tolist() == [8.0]

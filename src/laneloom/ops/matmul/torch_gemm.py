@@ -274,7 +274,7 @@ def _make_gradients(
 
     def g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta) -> tuple[torch.Tensor, torch.Tensor]:
         if output is not None:
-            grad = torch.where(output > 0, grad, 0.0)
+            grad = torch.where(output <= 0, 0.0, grad)  # of NaN, as in torch, the gradient goes on
         elif repeats:
             z = again(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
             grad = _times_slope(grad, z, activation)
