@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from laneloom import QuantizedWeight, quantize_weight
+from laneloom import Int4, QuantizedWeight, quantize_weight
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.ops.quantized_matmul.weight import as_octets
 
@@ -182,3 +182,12 @@ def test_numbers_of_another_dtype():
         weight.dequantize(np.int32)
     with pytest.raises(ArgumentError, match=r"^dtype: expected a dtype of numpy's, got 'fp16'"):
         weight.dequantize("fp16")
+
+
+def test_weights_are_equal_to_themselves_alone():
+    """In a list or a dict, as modules and tensors: comparing and hashing neither fails nor reads the values."""
+    for make in (lambda x: QuantizedWeight(x, ones(2, 1), "int4"), Int4):
+        first, second = (make(octets(2, 4)) for _ in "ab")
+        assert first != second
+        assert [first, second].index(second) == 1
+        assert {first: 1, second: 2}[second] == 2

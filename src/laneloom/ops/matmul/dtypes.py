@@ -95,7 +95,7 @@ def check_arithmetic(dtype_a: str, precision: str | None, acc: str | None) -> Ar
     return Arithmetic(precision or "ieee", "" if acc == known[0] else acc or "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors and arrays have no truth of their equality: two operands differ
 class Int4:
     """An operand of 4-bit integers, two in each byte along K: the even k in the low half of the byte, the odd one in
     the high half.

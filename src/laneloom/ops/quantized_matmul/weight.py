@@ -56,7 +56,7 @@ def check_group(group: Any) -> int | None:
     return int(group)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors and arrays have no truth of their equality: two weights differ
 class QuantizedWeight:
     """A weight W[..., N, K] of few bits, as torch.nn.Linear has it:
 
