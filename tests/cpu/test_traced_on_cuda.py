@@ -62,6 +62,18 @@ CALLS = {
 }  # fmt: skip
 
 
+#: a config as a text, which no compiler can read, of each operation that takes one
+TEXTS = {
+    "matmul": "hopper_plain:block_m=64,block_n=64,block_k=64,num_warps=4,stages=2",
+    "gemm": "hopper_plain:block_m=64,block_n=64,block_k=64,num_warps=4,stages=2",
+    "grouped_matmul": "hopper_cluster:block_m=128,block_n=128,block_k=64,stages=3",
+    "gemm_chain": "pair",
+    "quantized_matmul": "tiles:block_m=16,block_n=16,block_k=32,num_warps=1",
+    "transform3d": "rows",
+    "transpose": "tiles:through=lds",
+}
+
+
 @pytest.fixture(autouse=True)
 def torch_with_cuda(monkeypatch):
     """What torch's CUDA build has and its CPU build has not: a function that Dynamo cannot trace."""
@@ -81,6 +93,20 @@ def test_one_graph(name):
     with FakeTensorMode():
         compiled = torch.compile(lambda *x: function(*x) * 2, fullgraph=True, dynamic=True, backend="eager")
         assert compiled(*operands()).device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_one_graph_with_a_config_as_a_text(name):
+    public = getattr(laneloom, name)
+
+    def call(*x):
+        operands = (x[0], laneloom.QuantizedWeight(*x[1:], "fp8")) if name == "quantized_matmul" else x
+        return public(*operands, config=TEXTS[name])
+
+    with FakeTensorMode():
+        operands = CALLS[name][1]()
+        compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+        assert compiled(*operands).shape == call(*operands).shape
 
 
 def test_patched_linear(monkeypatch):

@@ -308,7 +308,7 @@ def test_what_looks_at_operators_sees_calls_with_a_result_or_a_config(config):
             laneloom.grouped_matmul(a, b, ends, out=torch._neg_view(expected), config=config)
         traced = torch.fx.experimental.proxy_tensor.make_fx(into)(a, b, ends)
         assert torch.equal(traced(-a, b, ends), -expected)
-        compiled = torch.compile(into, backend="aot_eager", fullgraph=config is None)
+        compiled = torch.compile(into, backend="aot_eager", fullgraph=True)
         assert torch.equal(compiled(a, b, ends), expected)
         with pytest.raises(UnsupportedError, match=r"inside torch\.vmap"):
             torch.vmap(lambda a: laneloom.grouped_matmul(a, b, ends, out=expected, config=config))(torch.stack([a, a]))

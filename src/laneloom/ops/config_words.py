@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from ..errors import ArgumentError
+
+Config = TypeVar("Config")
+
+
+def read_when_traced(parse: Callable[[Any], Config]) -> Callable[[Any], Config]:
+    """`parse`, whose config torch.compile takes for a constant of its graph, since it can trace no parser."""
+
+    def parsed(text: Any) -> tuple[Config | None, str | None]:
+        try:
+            return parse(text), None
+        except ArgumentError as error:  # of which torch would say that its compiler failed
+            return None, str(error)
+
+    # the mark of torch.compiler.assume_constant_result, without torch
+    parsed._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+    @wraps(parse)
+    def read(text: Any) -> Config:
+        config, error = parsed(text)
+        if config is None:
+            raise ArgumentError(error)
+        return config
+
+    return read
 
 
 def config_text(config: Any) -> str:

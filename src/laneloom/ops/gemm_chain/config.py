@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
-from ..config_words import config_text
+from ..config_words import config_text, read_when_traced
 from ..matmul.problem import Matrix
 from ..scalars import shown
 from .problem import DTYPE_BYTES, OPERANDS, ChainProblem
@@ -117,6 +117,7 @@ class ChainConfig:
         return None
 
 
+@read_when_traced
 def parse_config(text: Any) -> ChainConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
     if not isinstance(text, str):

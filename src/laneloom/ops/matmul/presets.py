@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from ...errors import ArgumentError
 from ...gpu import Gpu
+from ..config_words import read_when_traced
 from ..scalars import shown
 from .config import MatmulConfig, NamedPlan
 from .config_sgemm import LADDER
@@ -71,6 +72,11 @@ PRESETS: Mapping[str, MatmulConfig | NamedPlan] = MappingProxyType({
 PLANNERS: Mapping[str, Callable[[MatmulProblem, Gpu], MatmulConfig]] = MappingProxyType({"adaptive": adaptive})
 
 
+@read_when_traced
+def _parsed(text: str) -> MatmulConfig:
+    return MatmulConfig.parse(text)
+
+
 def named_config(config: MatmulConfig | NamedPlan | str | None) -> MatmulConfig | NamedPlan | None:
     """A preset by its name, a config by its text, or what was given. Raises ArgumentError for an unknown name."""
     if config is None or isinstance(config, MatmulConfig | NamedPlan):
@@ -82,6 +88,6 @@ def named_config(config: MatmulConfig | NamedPlan | str | None) -> MatmulConfig 
     if config in LADDER:
         return LADDER[config]
     if ":" in config:
-        return MatmulConfig.parse(config)
+        return _parsed(config)
     known = ", ".join([*PRESETS, *LADDER])
     raise ArgumentError(f"config: expected one of {known}, or a config's text, got {shown(config)}")

@@ -64,7 +64,7 @@ def quantized_matmul(
     """
     if not isinstance(weight, QuantizedWeight):
         raise ArgumentError(f"weight: expected a laneloom.QuantizedWeight, got {type(weight).__name__}")
-    if config is not None:
+    if config is not None and not isinstance(config, BaseConfig):
         config = parse_config(config)
     if any(is_tensor(operand) for operand in (x, weight.values, ends, bias, out)):
         torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond

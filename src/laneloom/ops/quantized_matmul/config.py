@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ...errors import ArgumentError
 from ...gpu import MOST_PROGRAMS, Gpu
-from ..config_words import config_of_words, config_text
+from ..config_words import config_of_words, config_text, read_when_traced
 from ..matmul.dtypes import FLOAT_OUTPUTS, HALVES
 from ..scalars import shown
 from .problem import QuantizedProblem
@@ -114,13 +114,12 @@ class QuantizedConfig(BaseConfig):
 CONFIGS: dict[str, type[BaseConfig]] = {"tiles": QuantizedConfig}
 
 
+@read_when_traced
 def parse_config(text: Any) -> BaseConfig:
     """The config whose `text` this is; knobs that are left out take their defaults.
 
     Raises ArgumentError for an unknown schedule, an unknown or missing knob, or a value of another type.
     """
-    if isinstance(text, BaseConfig):
-        return text
     if not isinstance(text, str):
         raise ArgumentError(f"config: expected a config or its text, got {shown(text)}")
     schedule, _, rest = text.partition(":")

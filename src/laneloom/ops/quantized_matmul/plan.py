@@ -64,7 +64,7 @@ def checked_config(problem: QuantizedProblem, gpu: Gpu, config: Any) -> BaseConf
     """`config`, or the planned one. Raises InvalidConfigError for one that cannot do the problem on the GPU."""
     if config is None:
         return plan(problem, gpu)
-    chosen = parse_config(config)
+    chosen = config if isinstance(config, BaseConfig) else parse_config(config)
     why = chosen.why_invalid(problem, gpu)
     if why is not None:
         raise InvalidConfigError(f"config {chosen.text} cannot run: {why}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..config_words import config_text
+from ..config_words import config_text, read_when_traced
 from ..scalars import shown
 from .model_hopper import CTA_RESERVED_BYTES, SM_SHARED_BYTES
 from .problem import Transform3dProblem
@@ -321,6 +321,7 @@ def plan(problem: Transform3dProblem, gpu: Gpu) -> Transform3dConfig:
     return plan_with_reasons(problem, gpu).config
 
 
+@read_when_traced
 def parse_config(text: Any) -> Transform3dConfig:
     """The config whose `text` this is; knobs that are left out take their defaults.
 

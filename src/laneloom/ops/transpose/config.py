@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
-from ..config_words import config_text
+from ..config_words import config_text, read_when_traced
 from ..scalars import shown
 from .problem import ELEMENT_BYTES, MAX_VECTOR_BYTES, TransposeProblem
 
@@ -113,6 +113,7 @@ class FragmentsConfig(TransposeConfig):
 SCHEDULES: Mapping[str, type[TransposeConfig]] = {"tiles": TilesConfig, "fragments": FragmentsConfig}
 
 
+@read_when_traced
 def parse_config(text: Any) -> TransposeConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
     if not isinstance(text, str):
