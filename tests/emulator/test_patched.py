@@ -224,6 +224,11 @@ def test_nests_and_belongs_to_one_thread(gfx1201):
     assert (inner.report().kept, inner.report().routed) == (1, 0)
     assert (outer.report().kept, outer.report().routed) == (0, 1)
     assert counts == [1]
+    with outer, inner:
+        outer(torch.mm)(B, B)  # enters the outer one once more, and leaves it
+        torch.mm(B, B)
+    assert (inner.report().kept, inner.report().routed) == (2, 0)
+    assert (outer.report().kept, outer.report().routed) == (0, 2)
     p = laneloom.patched(always=True)
     assert torch.equal(p(torch.mm)(B, B), laneloom.matmul(B, B))
     assert p.report().routed == 1

@@ -131,7 +131,8 @@ class Patched(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _active.modes.remove(self)
+        modes = _active.modes
+        del modes[max(i for i, mode in enumerate(modes) if mode is self)]  # the last: it may be in there twice
         super().__exit__(*error)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
