@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import sys
 import threading
 from collections import Counter
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils._contextlib import _wrap_generator
 from triton.runtime import driver
 
 from ..errors import ArgumentError
@@ -136,6 +138,12 @@ class Patched(TorchFunctionMode):
         super().__exit__(*error)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            name = getattr(function, "__name__", "it")
+            raise ArgumentError(f"patched: {name} is a coroutine, others run in its thread meanwhile; enter it inside")
+        if inspect.isgeneratorfunction(function):  # in force while it runs, not between
+            return _wrap_generator(lambda: self, function)
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -232,8 +240,9 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
             loss = model(x).sum()
         print(p.report())
 
-    Also a decorator, `@laneloom.patched()`; and LANELOOM_PATCH=1 in the environment patches the thread that imports
-    laneloom, and prints the report when the process ends. `python -m laneloom.pytorch SCRIPT` does that to any script.
+    Also a decorator, `@laneloom.patched()`, of functions and generators; and LANELOOM_PATCH=1 in the environment
+    patches the thread that imports laneloom, and prints the report when the process ends. `python -m laneloom.pytorch
+    SCRIPT` does that to any script.
 
     Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
     F.scaled_dot_product_attention and those inside nn.MultiheadAttention; outside compiled graphs F.grouped_mm, and
