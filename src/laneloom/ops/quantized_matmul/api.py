@@ -12,6 +12,7 @@ from ..matmul.api import addressable, addressed, check_array_out, known_name, nu
 from ..matmul.dtypes import HALVES
 from ..matmul.execute import check_distinct
 from ..target import gpu_for_arrays
+from ..traced import is_traced
 from . import execute
 from .config import BaseConfig, parse_config
 from .weight import QuantizedWeight, is_tensor
@@ -67,7 +68,8 @@ def quantized_matmul(
     if config is not None and not isinstance(config, BaseConfig):
         config = parse_config(config)
     if any(is_tensor(operand) for operand in (x, weight.values, ends, bias, out)):
-        torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        # an import statement at each call takes a microsecond
+        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.quantized_tensors(x, weight, ends, bias, out, out_dtype, config)
