@@ -72,28 +72,46 @@ def test_parts_of_a_split_k_are_stored_by_tma_in_fp32():
 
 @pytest.mark.parametrize("columns", ["odd", "whole lines"])
 def test_parts_come_in_pieces_of_16_bytes_whatever_the_columns(columns):
-    """Their rows lie a whole number of lines apart, so N need divide nothing."""
-    divisible = {"parts_ptr", "c_ptr", "elements", "pitch", "stride_part", "stride_pm"}
+    """Their rows stand one behind the other, so N and their pitch need divide nothing."""
+    divisible = {"parts_ptr", "c_ptr", "elements", "stride_part"}
     if columns != "odd":
-        divisible |= {"N", "stride_cm"}
+        divisible |= {"N", "pitch", "stride_cm"}
     sizes = ("elements", "N", "pitch", "stride_part", "stride_pm", "stride_cm")
     code = compile_kernel(
         reduce_splits, gpu=GPU, signature={"parts_ptr": "*fp32", "c_ptr": "*bf16"} | dict.fromkeys(sizes, "i32"),
-        constants={"stride_pn": 1, "stride_cn": 1, "SPLITS": 3, "CHUNK": 1, "BLOCK": 512, "DENSE": False},
+        constants={"stride_pn": 1, "stride_cn": 1, "SPLITS": 3, "CHUNK": 1, "BLOCK": 512, "IN_LINE": True,
+                   "DENSE": False},
         attrs=divisible, options={"launch_pdl": True},
     )  # fmt: skip
     assert set(re.findall(r"ld\.global\S*", code.asm)) == {"ld.global.v4.b32"}
     assert set(re.findall(r"st\.global\S*", code.asm)) == {"st.global.b16" if columns == "odd" else "st.global.v2.b32"}
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_many_parts_are_asked_for_by_neighbours(dense):
+    """A warp's lanes have 16 neighbours of two parts, whose sums one exchange of lanes adds: with the 32 parts of an
+    element in its lanes it would take five for each element, and no two lanes would read the same line."""
+    sizes = ("elements", "N", "pitch", "stride_part", "stride_pm", "stride_cm")
+    code = compile_kernel(
+        reduce_splits, gpu=GPU, signature={"parts_ptr": "*fp64", "c_ptr": "*fp64"} | dict.fromkeys(sizes, "i32"),
+        constants={"stride_pn": 1, "stride_cn": 1, "SPLITS": 32, "CHUNK": 32, "BLOCK": 16, "IN_LINE": True,
+                   "DENSE": dense},
+        attrs={"parts_ptr", "c_ptr"}, options={"launch_pdl": True}, num_warps=2,
+    )  # fmt: skip
+    assert code.asm.count("ld.global") == 8
+    assert code.asm.count("shfl.sync") <= 8
+
+
+@pytest.mark.parametrize("in_line", [False, True])
 @pytest.mark.parametrize("chunk", [1, 32])
-def test_parts_of_a_single_element_are_added_up(chunk):
+def test_parts_of_a_single_element_are_added_up(chunk, in_line):
     """All sizes and strides are 1 then, which Triton makes constants."""
     strides = ("stride_part", "stride_pm", "stride_pn", "stride_cm", "stride_cn")
     ones = dict.fromkeys(("elements", "N", "pitch", *strides), 1)
     code = compile_kernel(
         reduce_splits, gpu=GPU, signature={"parts_ptr": "*i32", "c_ptr": "*i32"},
-        constants=ones | {"SPLITS": 3 if chunk == 1 else 20, "CHUNK": chunk, "BLOCK": 256, "DENSE": False},
+        constants=ones | {"SPLITS": 3 if chunk == 1 else 20, "CHUNK": chunk, "BLOCK": 256, "IN_LINE": in_line,
+                          "DENSE": False},
         attrs={"parts_ptr", "c_ptr"}, options={"launch_pdl": True},
     )  # fmt: skip
     assert "ld.global" in code.asm

@@ -17,10 +17,11 @@ class Simulated:
         self.grid, self.arguments = grid, arguments
 
     def __call__(self, parts, out):
-        _, _, elements, columns, pitch, part, pm, pn, cm, cn, splits, _, block, dense = self.arguments(parts, out)
+        _, _, elements, columns, pitch, part, pm, pn, cm, cn, splits, _, block, line, dense = self.arguments(parts, out)
         offsets = torch.arange(min(self.grid[0] * block, elements))
         m, n = offsets // pitch, offsets % pitch
-        from_, to, there = (offsets, offsets, n >= 0) if dense else (m * pm + n * pn, m * cm + n * cn, n < columns)
+        from_ = offsets if line else m * pm + n * pn
+        to, there = (offsets, n >= 0) if dense else (m * cm + n * cn, n < columns)
         sums = sum(parts.as_strided((parts.numel(),), (1,))[s * part + from_] for s in range(splits))
         out.as_strided((int(to[there].max()) + 1,), (1,))[to[there]] = sums[there]
 

@@ -19,9 +19,10 @@ MOST_UNROLLED = 16  #: splits that one thread adds up by itself; beyond, they ar
 
 @triton.jit
 def reduce_splits(parts_ptr, c_ptr, elements, N, pitch, stride_part, stride_pm, stride_pn, stride_cm, stride_cn,
-                  SPLITS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr):
+                  SPLITS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, IN_LINE: tl.constexpr,
+                  DENSE: tl.constexpr):
     """One program sums BLOCK of the elements of rows of `pitch`, of which N are the result's: one thread all of an
-    element's parts, or CHUNK at a time."""
+    element's parts, or CHUNK at a time. IN_LINE: a part's rows stand one behind the other; DENSE: those of both do."""
     gdc_launch_dependents()
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < elements
@@ -33,7 +34,8 @@ def reduce_splits(parts_ptr, c_ptr, elements, N, pitch, stride_part, stride_pm, 
         m = (offs // pitch).to(tl.int64)
         n = (offs % pitch).to(tl.int64)
         mask_c = mask & (n < N)
-        offs_parts = m * stride_pm + n * stride_pn
+        # Only where the compiler sees that neighbours are neighbours in memory do a warp's lanes load such.
+        offs_parts = offs if IN_LINE else m * stride_pm + n * stride_pn
         offs_c = m * stride_cm + n * stride_cn
     # The partial products are written by the launch ahead.
     gdc_wait()
@@ -83,8 +85,9 @@ class ReduceLaunch:
         if chunk == 1 and splits > MOST_WIDE:
             # ptxas keeps to 32 registers and waits for some parts before it asks for others, unless all of them fit.
             block, warps = 256 if splits <= MOST_PAIRS else 128, 4
-        dense = c_strides == (columns, 1) and p_strides[1:] == (columns, 1)
-        arguments = (elements, columns, pitch, *p_strides, *c_strides, splits, chunk, block, dense)
+        in_line = p_strides[1:] == (pitch, 1)
+        dense = in_line and c_strides == (columns, 1) and pitch == columns
+        arguments = (elements, columns, pitch, *p_strides, *c_strides, splits, chunk, block, in_line, dense)
         self._launch = PreparedLaunch(
             reduce_splits, (triton.cdiv(elements, block),), lambda *tensors: (*tensors, *arguments),
             num_warps=warps, launch_pdl=self._pdl,
