@@ -104,7 +104,7 @@ def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProbl
     return MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype), layout=layout, batch=batch)
 
 
-def random_wide(count: int = 72, seed: int = 11) -> Iterator[tuple[int, int, int, int, str]]:
+def random_wide(count: int = 240, seed: int = 11) -> Iterator[tuple[int, int, int, int, str]]:
     """Products of FP32 and FP64 that nobody chose: any sides, half of them multiples of 8, a third in batches."""
     generator = random.Random(seed)
     while count:

@@ -16,9 +16,8 @@ from .problem import MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
 _MODEL = Costs(
-    launch=2.486, tile=0.376, store_kb=0.01803, narrow_kb=0.02572, narrow_written=3.149,
-    cut=3.176, cut_pace=1.093, part=1.311, alone=0.7925,
-    bandwidth_share=0.7817, second=0.7347, second_mb=0.5567,
+    launch=1.349, tile=0.3644, store_kb=0.01758, narrow_kb=0.0248, narrow_written=3.464, cut=3.234,
+    cut_pace=1.125, part=1.295, alone=0.7758, bandwidth_share=0.8444, second=0.9464, second_mb=0.5687,
 )  # fmt: skip
 #: multiplications from which on the chip's power decides the clock, and what a tile reads again is power: paces then
 _POWER_LIMITED = 1 << 33
@@ -39,14 +38,14 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 PRECISE_TILES = {
-    (128, 128, 8): _Tile(1.041), (160, 96, 8): _Tile(1.006), (96, 160, 8): _Tile(0.9187),
-    (128, 112, 8): _Tile(0.9628, 1, 4), (64, 128, 8): _Tile(0.9681), (128, 64, 8): _Tile(0.903),
-    (160, 64, 8): _Tile(0.9517), (64, 96, 8): _Tile(0.964), (96, 64, 8): _Tile(0.9422),
-    (128, 48, 8): _Tile(0.9316, 1, 4), (64, 64, 8): _Tile(1.009), (32, 128, 8): _Tile(1.043, 1, 1),
-    (128, 32, 8): _Tile(0.9958, 1, 4), (64, 32, 8): _Tile(1.464), (64, 80, 4): _Tile(1.029, 2),
-    (80, 64, 4): _Tile(1.192, 2, 1), (64, 48, 4): _Tile(1.023, 2), (48, 64, 4): _Tile(1.049, 2, 1),
-    (32, 96, 4): _Tile(1.19, 2, 1), (96, 32, 4): _Tile(1.439, 2), (64, 32, 4): _Tile(1.157, 2),
-    (32, 64, 4): _Tile(1.214, 2, 1), (32, 32, 4): _Tile(1.371, 2, 1), (48, 32, 4): _Tile(1.235, 2, 1),
+    (128, 128, 8): _Tile(1.087), (160, 96, 8): _Tile(1.022), (96, 160, 8): _Tile(0.9423),
+    (128, 112, 8): _Tile(0.9717, 1, 4), (64, 128, 8): _Tile(0.9387), (128, 64, 8): _Tile(0.9133),
+    (160, 64, 8): _Tile(0.974), (64, 96, 8): _Tile(0.9627), (96, 64, 8): _Tile(0.9289),
+    (128, 48, 8): _Tile(0.9722, 1, 4), (64, 64, 8): _Tile(0.9799), (32, 128, 8): _Tile(1.088, 1, 1),
+    (128, 32, 8): _Tile(1.059, 1, 4), (64, 32, 8): _Tile(1.4), (64, 80, 4): _Tile(1.042, 2),
+    (80, 64, 4): _Tile(1.284, 2, 1), (64, 48, 4): _Tile(1.121, 2), (48, 64, 4): _Tile(1.026, 2, 1),
+    (32, 96, 4): _Tile(1.179, 2, 1), (96, 32, 4): _Tile(1.404, 2), (64, 32, 4): _Tile(1.201, 2),
+    (32, 64, 4): _Tile(1.25, 2, 1), (32, 32, 4): _Tile(1.462, 2, 1), (48, 32, 4): _Tile(1.273, 2, 1),
 }  # fmt: skip
 
 

@@ -19,12 +19,11 @@ from .problem import DTYPE_BYTES, MatmulProblem
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
 _MODEL = Costs(
-    launch=2.448, tile=0.673, store_kb=0.04492, narrow_kb=0.01006, narrow_written=1.786,
-    cut=2.158, cut_pace=1.02, part=0.2491, part_kb=0.03244,
-    alone=0.6669, bandwidth_share=0.8016, second=0.4679, second_mb=0.461,
+    launch=1.843, tile=0.669, store_kb=0.04332, narrow_kb=0.01001, narrow_written=1.842, cut=2.1,
+    cut_pace=1.015, part=0.2488, part_kb=0.03244, alone=0.7378, bandwidth_share=0.7688, second=0.4732, second_mb=0.457,
 )  # fmt: skip
 #: multiplications of an SM that an element costs, by `Feed`
-_COSTS = (0.0, 11.05, 14.09, 10.68, 3.919)
+_COSTS = (0.0, 10.35, 13.54, 11.5, 3.95)
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 _READ_K, _READ_SUMS = 16, 32  #: steps of a slice, and most sums of a lane, whose A is read along K
@@ -57,13 +56,13 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256, 8): _Tile(14, 0.9566, 1), (128, 128, 8): _Tile(24, 0.945, 1), (96, 128, 4): _Tile(16, 0.9974, 2, 1),
-    (64, 128, 4): _Tile(16, 0.9852, 2, 1), (128, 64, 4): _Tile(16, 0.979), (64, 192, 4): _Tile(16, 0.9774, 2, 1),
-    (192, 64, 4): _Tile(16, 1.003), (128, 64, 8): _Tile(24, 1.151, 1), (64, 128, 8): _Tile(24, 1.127, 1),
-    (64, 64, 4): _Tile(16, 1.117), (64, 64, 8): _Tile(24, 1.278, 1), (32, 128, 8): _Tile(24, 1.255, 1, 1),
-    (128, 32, 8): _Tile(24, 1.281, 1, 4), (32, 128, 4): _Tile(16, 1.13, 2, 1), (128, 32, 4): _Tile(16, 1.142),
-    (32, 192, 4): _Tile(16, 1.095, 2, 1), (192, 32, 4): _Tile(16, 1.185), (64, 32, 4): _Tile(16, 1.22),
-    (32, 64, 4): _Tile(16, 1.255, 2, 1),
+    (128, 256, 8): _Tile(14, 0.967, 1), (128, 128, 8): _Tile(24, 0.9174, 1), (96, 128, 4): _Tile(16, 1.034, 2, 1),
+    (64, 128, 4): _Tile(16, 0.976, 2, 1), (128, 64, 4): _Tile(16, 0.9735), (64, 192, 4): _Tile(16, 1.013, 2, 1),
+    (192, 64, 4): _Tile(16, 1.049), (128, 64, 8): _Tile(24, 1.16, 1), (64, 128, 8): _Tile(24, 1.141, 1),
+    (64, 64, 4): _Tile(16, 1.121), (64, 64, 8): _Tile(24, 1.201, 1), (32, 128, 8): _Tile(24, 1.208, 1, 1),
+    (128, 32, 8): _Tile(24, 1.22, 1, 4), (32, 128, 4): _Tile(16, 1.136, 2, 1), (128, 32, 4): _Tile(16, 1.146),
+    (32, 192, 4): _Tile(16, 1.085, 2, 1), (192, 32, 4): _Tile(16, 1.148), (64, 32, 4): _Tile(16, 1.218),
+    (32, 64, 4): _Tile(16, 1.269, 2, 1),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from .config_async import HALF_TILES, AsyncConfig
 from .config_hopper import tma_reads
 from .dtypes import HALVES
 from .model_hopper import LINE_BYTES, ceil_div, clusters_at_once
-from .plan_wide import cut
+from .plan_wide import cut, is_narrow
 from .problem import DTYPE_BYTES, MatmulProblem
 
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
@@ -73,18 +73,17 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                     resident=256 // block_k if small else 2,
                 )  # fmt: skip
                 for config in cut(problem, base, gpu, (base.resident,), lambda ctas, n: n * ctas <= MOST_CTAS[ctas]):
-                    yield _alone_on_its_sm(problem, config, gpu) if base.resident == 2 else config
+                    alone = base.resident == 2 and is_alone(problem, config, gpu) and not is_narrow(problem, config)
+                    stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
+                    yield config.with_knobs(resident=1, stages=stages) if alone else config
 
 
-def _alone_on_its_sm(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> AsyncConfig:
-    """The config with a ring of more than half of an SM's shared memory, where it has no more CTAs than SMs and rows
-    that begin between 16 bytes. More than that leaves copies of 4 and 8 bytes, which go through the L1, too little."""
-    if min(problem.vector_a, problem.vector_b) >= 8 or config.ctas(problem) > gpu.compute_units:
-        return config
-    stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
-    alone = config.with_knobs(resident=1, stages=stages)
-    enough = ceil_div(problem.k, config.block_k * config.cluster_k * config.split_k) >= stages - 1
-    return alone if enough and alone.why_invalid(problem, gpu) is None else config
+def is_alone(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> bool:
+    """Whether there are no more CTAs than SMs, of rows that begin between 16 bytes, with enough slices each for a ring
+    of half of an SM's shared memory."""
+    slices = ceil_div(problem.k, config.block_k * config.cluster_k * config.split_k)
+    fills = slices >= SHARED_BYTES // 2 // config.stage_bytes(problem)
+    return min(problem.vector_a, problem.vector_b) < 8 and config.ctas(problem) <= gpu.compute_units and fills
 
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
@@ -135,8 +134,8 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     written = problem.batches * problem.m * problem.n * DTYPE_BYTES[problem.dtype_out]
     time_us += (problem.bytes + (WRITTEN - 1) * written) / (MEMORY_SHARE * gpu.bandwidth_gbs * 1e3)
     time_us += FILL_US * min(1, rounds + rest / resident)
-    if config.resident == 1 and (least := min(problem.vector_a, problem.vector_b)) in ALONE_ON_ITS_SM:
-        time_us *= ALONE_ON_ITS_SM[least]
+    if config.resident <= 2 and is_alone(problem, config, gpu):
+        time_us *= ALONE_ON_ITS_SM[min(problem.vector_a, problem.vector_b)]
     if config.split_k > 1:
         time_us += SECOND_US + SUMMED_US * config.split_k * problem.m * problem.n
     return time_us

@@ -14,6 +14,7 @@ from ...gpu import Gpu
 from . import config_precise, config_stream
 from .config import MatmulConfig
 from .config_async import TILES, AsyncConfig
+from .config_hopper import TMA_BYTES
 from .config_precise import PreciseConfig, precise_configs
 from .config_row import CLUSTERS, stream_row
 from .config_shares import added_up
@@ -21,12 +22,15 @@ from .config_stream import StreamConfig, stream_configs
 from .model_hopper import SECTOR_BYTES, ceil_div, clusters_at_once
 from .problem import DTYPE_BYTES, MatmulProblem
 
-LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried
+LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried in FP32; in FP64 they were no faster
 MOST_ROUNDS = 3  #: of CTAs, from which on K is not cut
 LEAST_SLICES = 2  #: of a CTA of a cluster
 LEAST_SPLIT = 4  #: slices of a CTA where K is cut further
 MOST_SPLIT = 64
 MOST_STAGES = 8
+#: bytes of the rings of an SM's first two CTAs, and the fewest stages, where copies of less than 16 bytes go through the
+#: L1: lines that several share stay there if the driver, which gives shared memory 100 KB then, leaves it 156
+_NARROW_RINGS, _LEAST_NARROW = 96 << 10, 3
 
 
 @dataclass(frozen=True)
@@ -52,22 +56,21 @@ class _Model:
 
 _MODELS = {
     "fp32": _Model(
-        0.8757, 148000, 4.3e-05, 50110, 0.8391, 0.33, 0.5925, 0.05188, 0.06748, 1.255, 0.2365, 0.8378, 0.03063,
-        1.175,
-        {(128, 64): 0.8936, (128, 32): 1.01, (128, 16): 1.274, (128, 8): 1.823, (128, 4): 2.83,
-         (128, 1): 0, (64, 64): 0.979, (64, 32): 1.115, (64, 16): 1.539, (64, 8): 2.029, (64, 4): 0.5161,
-         (64, 1): 1.7e-05, (32, 32): 1.276},
+        0.9678, 142650, 4.509e-05, 48220, 0.8575, 0.3342, 0.5676, 0.05114, 0.0671, 1.166, 0.2347, 0.8756, 0.02733, 1.131,
+        {(128, 64): 0.8804, (128, 32): 0.9958, (128, 16): 1.319, (128, 8): 1.693, (128, 4): 2.862,
+         (128, 1): 0.001, (64, 64): 0.9784, (64, 32): 1.15, (64, 16): 1.657, (64, 8): 1.993, (64, 4): 0.5163,
+         (64, 1): 1.7e-05, (32, 32): 1.285},
     ),
     "fp64": _Model(
-        1.015, 367200, 9.3e-05, 220000, 0.8242, 0.04217, 0.5966, 0.04833, 0, 1.667, 0.1252, 1.209, 0.02848, 1.607,
-        {(128, 64): 1.391, (64, 64): 1.401, (64, 32): 1.587, (32, 32): 1.853, (64, 16): 1.933,
-         (64, 8): 2.55, (128, 8): 3.485},
+        1.206, 321070, 8.287e-05, 220000, 0.9132, 0.04119, 0.6428, 0.04494, 0, 1.452, 0.1244, 0.8909, 0.0254, 1.388,
+        {(128, 64): 1.541, (64, 64): 1.274, (64, 32): 1.512, (32, 32): 2.259, (64, 16): 2.006,
+         (64, 8): 2.394, (128, 8): 3.498},
     ),
 }  # fmt: skip
 ROW_REASON = "one row or column: the other operand, whose lines lie across K, streams once, multiplied by FMA"
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
 #: a launch that copies operands, in us, and bytes that it reads and writes in one, within the L2 and beyond
-_COPIES = {"fp32": (2.132, 4.577e6, 3.431e6), "fp64": (1.132, 4.316e6, 4.276e6)}
+_COPIES = {"fp32": (1.952, 4.518e6, 3.419e6), "fp64": (1.222, 4.013e6, 4.218e6)}
 _COPIED_IN_L2 = 40_000_000  #: bytes
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
 
@@ -90,13 +93,18 @@ def async_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                 continue  # mostly empty, or too narrow
             if tile[1] < 8 and n > tile[1]:
                 continue
-            for slice_bytes in (128, 256) if tile[1] <= LONG_LINES else (128,):
+            for slice_bytes in (128, 256) if tile[1] <= LONG_LINES and not double else (128,):
                 base = AsyncConfig(
                     block_m=tile[0], block_n=tile[1], block_k=slice_bytes // size, stages=2, swapped=swapped,
                     resident=1,
                 )  # fmt: skip
                 residents = _residents(double, tile)
                 yield from cut(problem, base, gpu, residents, lambda _, tiles: tiles < MOST_ROUNDS * gpu.compute_units)
+
+
+def is_narrow(problem: MatmulProblem, config: AsyncConfig) -> bool:
+    """Whether some of a config's copies are shorter than 16 bytes."""
+    return min(config.vectors(problem)) * DTYPE_BYTES[problem.dtype_a] < TMA_BYTES
 
 
 def cut(
@@ -107,7 +115,7 @@ def cut(
     fits: whether clusters of so many CTAs are worth it for so many tiles.
     """
     slices, tiles = ceil_div(problem.k, base.block_k), base.ctas(problem)
-    stage_bytes = base.stage_bytes(problem)
+    stage_bytes, narrow = base.stage_bytes(problem), is_narrow(problem, base)
     for cluster_k in CLUSTERS:
         if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or not fits(cluster_k, tiles)):
             break
@@ -121,6 +129,11 @@ def cut(
             for split_k in sorted(splits):
                 of_cta = slices // (cluster_k * split_k)
                 stages = min(MOST_STAGES, of_cta + 1, gpu.lds_bytes // resident // stage_bytes)
+                if narrow:
+                    together = ceil_div(tiles * cluster_k * split_k, gpu.compute_units)
+                    if resident != next((held for held in residents if held >= together), residents[-1]):
+                        continue
+                    stages = min(stages, max(_LEAST_NARROW, _NARROW_RINGS // (min(2, together) * stage_bytes)))
                 config = base.with_knobs(
                     cluster_k=cluster_k, split_k=split_k, resident=resident, stages=max(2, stages))
                 if config.why_invalid(problem, gpu) is None:
