@@ -92,8 +92,8 @@ def packing_of_tensors(first_q: Any, first_k: Any, max_queries: int, max_keys: i
 
 
 def room(x: torch.Tensor, d: int, packed: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An empty [B, H, N, d] for x [B, H, N, D]; with the heads of a position side by side where sequences are packed or x
-    has them so, as models' projections leave them, which read the result without a copy then."""
+    """An empty [B, H, N, d] for x [B, H, N, D]; with the heads of a position side by side where sequences are packed or
+    x has them so, as models' projections leave them, which read the result without a copy then."""
     batch, heads, rows, _ = x.shape
     if packed or 0 < x.stride(1) < x.stride(2):
         return x.new_empty((batch, rows, heads, d), dtype=dtype).transpose(1, 2)

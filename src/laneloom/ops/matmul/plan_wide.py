@@ -28,8 +28,8 @@ LEAST_SLICES = 2  #: of a CTA of a cluster
 LEAST_SPLIT = 4  #: slices of a CTA where K is cut further
 MOST_SPLIT = 64
 MOST_STAGES = 8
-#: bytes of the rings of an SM's first two CTAs, and the fewest stages, where copies of less than 16 bytes go through the
-#: L1: lines that several share stay there if the driver, which gives shared memory 100 KB then, leaves it 156
+#: bytes of the rings of an SM's first two CTAs, and the fewest stages, where copies of less than 16 bytes go through
+#: the L1: lines that several share stay there if the driver, which gives shared memory 100 KB then, leaves it 156
 _NARROW_RINGS, _LEAST_NARROW = 96 << 10, 3
 
 
@@ -56,7 +56,8 @@ class _Model:
 
 _MODELS = {
     "fp32": _Model(
-        0.9678, 142650, 4.509e-05, 48220, 0.8575, 0.3342, 0.5676, 0.05114, 0.0671, 1.166, 0.2347, 0.8756, 0.02733, 1.131,
+        0.9678, 142650, 4.509e-05, 48220, 0.8575, 0.3342, 0.5676, 0.05114, 0.0671, 1.166, 0.2347, 0.8756, 0.02733,
+        1.131,
         {(128, 64): 0.8804, (128, 32): 0.9958, (128, 16): 1.319, (128, 8): 1.693, (128, 4): 2.862,
          (128, 1): 0.001, (64, 64): 0.9784, (64, 32): 1.15, (64, 16): 1.657, (64, 8): 1.993, (64, 4): 0.5163,
          (64, 1): 1.7e-05, (32, 32): 1.285},
