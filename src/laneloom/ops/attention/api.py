@@ -50,7 +50,8 @@ def flash_attention(
         of 8 from 16 to 512; H a multiple of H_kv; N and N_k from 0. Torch tensors on the GPU that Triton drives, or on
         the CPU inside `laneloom.emulated`; numpy arrays (float16) only there. An operand is read where it lies if its
         last axis is contiguous, its rows begin at multiples of 16 bytes and are less than 2**23 elements apart (views
-        of [B, N, H, D] are); any other is copied first.
+        of [B, N, H, D] are); any other is copied first. O and the gradients are new tensors, [B, N, H, D] in memory
+        where q, or the operand, is a view of that.
     causal: True or "bottom_right": query i sees the keys up to i + N_k - N; "top_left": up to i.
     scale: 1 / sqrt(D) by default; a number from -1e30 to 1e30.
     window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
