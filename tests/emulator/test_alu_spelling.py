@@ -250,9 +250,27 @@ def test_registers_by_name_and_in_lists(execute, gpu, written, printed):
     assert a.scalar(0)[0] == a.scalar(1)[0] == 0xA5A5_A5A5  # where a name without a number led
 
 
-def test_a_scalar_result_goes_to_a_register(execute):
-    with pytest.raises(UnknownInstructionError, match="'src_scc' as the destination is not implemented"):
-        execute("s_mov_b32 src_scc, s5", gpu="gfx1151")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "s_mov_b32 {}, s5", "s_and_saveexec_b32 {}, s5", "s_getreg_b32 {}, hwreg(HW_REG_MODE, 0, 4)",
+        "s_sendmsg_rtn_b32 {}, sendmsg(MSG_RTN_GET_REALTIME)", "s_movrels_b32 {}, s5", "v_readfirstlane_b32 {}, v5",
+        "v_readlane_b32 {}, v5, 0", "v_cmp_eq_u32 {}, v5, v6", "v_add_co_u32 v4, {}, v5, v6",
+        "v_div_scale_f32 v4, {}, v5, v5, v6", "s_call_b64 {}, k",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("destination", ["src_scc", "v0"])
+def test_a_scalar_result_goes_to_a_register(execute, code, destination):
+    """By number alone these led to s0."""
+    with pytest.raises(UnknownInstructionError, match=f"'{destination}' as the destination is not implemented"):
+        execute(code.format(destination), gpu="gfx1151")
+
+
+@pytest.mark.parametrize("code", ["v_pk_add_u16 {}, v5, v6", "v_writelane_b32 {}, s5, 0", "v_movrels_b32 {}, v5"])
+@pytest.mark.parametrize("destination", ["src_scc", "s0"])
+def test_a_vector_result_goes_to_a_register(execute, code, destination):
+    with pytest.raises(UnknownInstructionError, match=f"'{destination}' as the destination is not implemented"):
+        execute(code.format(destination), gpu="gfx1151")
 
 
 @pytest.mark.parametrize(

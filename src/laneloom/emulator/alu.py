@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import UnknownInstructionError
 from ..gpu import Gpu
 from ..isa.parse import EXEC, VCC, Instruction, Operand
+from ..isa.registers import misplaced_result
 from . import sdwa
 from .dpp import LaneSource, lane_source
 from .float16 import stopping
@@ -103,6 +104,7 @@ def scalar(names: str, dst: str, src: str, fn: Callable, scc: str = "", **flags)
 
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
+    refuse_misplaced(ins)
     if op.build is not None:
         if not op.dpp and (source := lane_source(ins, target.lanes)) is not None:
             moved = ins.operands[1]
@@ -228,6 +230,13 @@ def refuse_signs(ins: Instruction, *sources: Operand) -> None:
         raise UnknownInstructionError(f"{ins.mnemonic} with neg or abs of a pair")
 
 
+def refuse_misplaced(ins: Instruction) -> None:
+    """Stop at results that do not go to a register of their kind: by number alone they would go to another."""
+    if (operand := misplaced_result(ins)) is not None:
+        name = operand.value if operand.kind in ("symbol", "const") else f"{operand.kind}{operand.index}"
+        raise UnknownInstructionError(f"{str(name)!r} as the destination is not implemented")
+
+
 class _Compute:
     """The arithmetic of one instruction, before it is written."""
 
@@ -326,12 +335,11 @@ def _ufunc_step(op: Op, destination: Operand, readers: list, compute: _Compute, 
 
 def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
     """The closure of one scalar ALU instruction."""
+    refuse_misplaced(ins)
     if op.build is not None:
         return op.build(ins, target)
     operands = list(ins.operands)
     destination = operands.pop(0) if op.dst else None
-    if destination is not None and destination.kind != "s":
-        raise UnknownInstructionError(f"{destination.value!r} as the destination is not implemented")
     kinds = [kind for kind in op.src if kind != "scc"]
     if op.reads_dst and destination is not None:
         operands.append(destination)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import EmulationError, UnknownInstructionError
 from ..isa.parse import Instruction, Listing, Operand
-from .alu import scalar
+from .alu import refuse_misplaced, scalar
 from .memory import Region
 from .state import U64, Waves
 
@@ -245,6 +245,7 @@ def build_jump(
     """
     after = places.after[index]
     name, operands = ins.name, ins.operands
+    refuse_misplaced(ins)
     if name == "s_call_b64":
         block = number[labels[str(operands[1].value)]]
 

@@ -19,7 +19,8 @@ _TWO_RESULTS = re.compile(
 )
 _CARRIES = re.compile(r"v_(?:add|sub|subrev)_co(_ci)?_u32")
 _NO_RESULT = re.compile(
-    r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
+    r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg(halt)?$|s_alloc_vgpr|s_add_pc"
+    r"|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
     r"|(global|flat)_prefetch|(global|cluster)_load_async|tensor_|s_monitor|s_wakeup|ds_atomic_async"
     r"|s_(buffer_|scratch_)?store|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
@@ -30,6 +31,7 @@ _READS_RESULT = re.compile(
 )
 _READS_DATA = re.compile(r"(s_|buffer_|s_buffer_)atomic")  # which a returned value replaces
 _SWAPS = re.compile(r"v_swap|v_permlane\w*swap")
+_TO_SCALAR = re.compile(r"s_|v_cmp|v_s_|v_readlane|v_readfirstlane")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ def results(ins: Instruction) -> int:
     if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
         return int("_rtn" in name)
     return usual
+
+
+def misplaced_result(ins: Instruction) -> Operand | None:
+    """The first destination of an ALU instruction that is no register, or none of the kind that it writes."""
+    kinds = ("s" if _TO_SCALAR.match(ins.name) else "v", "v" if _SWAPS.match(ins.name) else "s")
+    written = zip(ins.operands[: results(ins)], kinds, strict=False)
+    return next((operand for operand, kind in written if operand.kind != kind), None)
 
 
 def with_vcc(ins: Instruction, lanes: int) -> Instruction:
