@@ -108,11 +108,23 @@ def test_multiply_adds(text: str, fmas: int):
         ("s_wait_loadcnt_dscnt 0x203", {"WAIT": 2, "LW": 3}),
         ("s_wait_storecnt_dscnt 0x100", {"SW": 1, "LW": 0}),
         ("s_wait_kmcnt 0x0", {}),
+        ("s_wait_idle", {"WAIT": 0, "LW": 0, "SW": 0}),
+        ("s_waitcnt vmcnt(0x3) & lgkmcnt(1+1)", {"WAIT": 3, "LW": 2}),
+        ("s_waitcnt vmcnt_sat(9) expcnt(1)", {"WAIT": 9}),
+        ("s_waitcnt_vscnt null, 1<<2", {"SW": 4}),
+        ("s_wait_loadcnt 1+1", {"WAIT": 2}),
+        ("s_waitcnt 0xc07", {"WAIT": 3, "LW": 0}),
         ("s_barrier", {}),
     ],
 )
 def test_waits(text: str, expected: dict[str, int]):
     assert waits(parse_instruction(text)) == expected
+
+
+def test_a_wait_by_number_is_of_its_generation():
+    number = parse_instruction("s_waitcnt 0x3f70")
+    assert waits(number, "gfx942") == {"WAIT": 0}
+    assert waits(number, "gfx1100") == {"WAIT": 15, "LW": 55}
 
 
 def test_order_of_gfx11_and_gfx12():

@@ -24,7 +24,7 @@ def strip(loop: Loop) -> Text:
         if instruction.kind not in _LETTERS:
             continue
         # LDS waits stand between almost every two matrix instructions and would hide the order.
-        if instruction.kind is Kind.WAIT and "WAIT" not in waits(instruction):
+        if instruction.kind is Kind.WAIT and "WAIT" not in waits(instruction, loop.target):
             continue
         # RDNA 4 splits a barrier in two; waves are held by the second half.
         if instruction.kind is Kind.BARRIER and "signal" in instruction.mnemonic:

@@ -18,6 +18,7 @@ from ..errors import ArgumentError
 from .flow import Flow, flow_of
 from .listing import Instruction, Kind, Listing, parse_listing
 from .metadata import parse_metadata, select_kernel
+from .registers import waits_of
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def order(loop: Loop, *, lds_waits: bool = False) -> str:
         elif instruction.kind is Kind.BARRIER:
             add("SIG" if "signal" in instruction.mnemonic or "arrive" in instruction.mnemonic else "BAR")
         elif instruction.kind is Kind.WAIT:
-            for name, left in waits(instruction).items():
+            for name, left in waits(instruction, loop.target).items():
                 if name != "LW" or lds_waits:
                     add(f"{name}({left})" if left else name)
         elif multiply_adds and instruction.fmas:
@@ -199,41 +200,29 @@ def order(loop: Loop, *, lds_waits: bool = False) -> str:
     return " ".join(f"{token}{count if count > 1 else ''}" for token, count in tokens)
 
 
-def waits(instruction: Instruction) -> dict[str, int]:
+_WAITED = {
+    "loadcnt": "WAIT", "vmcnt": "WAIT", "asynccnt": "WAIT", "dscnt": "LW", "lgkmcnt": "LW",
+    "storecnt": "SW", "vscnt": "SW",
+}  # fmt: skip
+
+
+def waits(instruction: Instruction, target: str | None = None) -> dict[str, int]:
     """What a wait instruction waits for, and how many of each may stay open.
 
-    "WAIT" are global loads, "LW" LDS, "SW" stores, "WW" wgmma.
+    "WAIT" are global loads, "LW" LDS, "SW" stores, "WW" wgmma. target: as of a loop.
     """
     if instruction.kind is not Kind.WAIT:
         return {}
     name, operands = instruction.mnemonic, instruction.operands
-    number = re.search(r"(0x[0-9a-fA-F]+|\d+)\s*$", operands)
-    left = int(number[1], 0) if number else 0
     if "." in name:  # PTX
         if name.startswith("mbarrier"):
             return {"WAIT": 0}
+        number = re.search(r"\d+\s*$", operands)
+        left = int(number[0]) if number else 0
         return {"WW" if name.startswith("wgmma") else "SW" if "bulk" in name else "WAIT": left}
-    if name == "s_waitcnt":
-        if operands.strip() in ("0", "0x0"):
-            return {"WAIT": 0, "LW": 0}
-        counters = {"vmcnt": "WAIT", "lgkmcnt": "LW"}
-        found = re.findall(r"(vmcnt|lgkmcnt)\((\d+)\)", operands)
-        return {counters[counter]: int(left) for counter, left in found}
-    if name == "s_wait_idle":
-        return {"WAIT": 0, "LW": 0, "SW": 0}
-    if name in ("s_wait_loadcnt_dscnt", "s_wait_storecnt_dscnt"):
-        # RDNA 4 ISA guide, SOPP: the memory counter stands in bits 13:8, dscnt in bits 5:0.
-        return {"WAIT" if "load" in name else "SW": left >> 8 & 0x3F, "LW": left & 0x3F}
-    single = {
-        "s_wait_loadcnt": "WAIT",
-        "s_waitcnt_vmcnt": "WAIT",
-        "s_wait_dscnt": "LW",
-        "s_waitcnt_lgkmcnt": "LW",
-        "s_wait_storecnt": "SW",
-        "s_waitcnt_vscnt": "SW",
-        "s_wait_asynccnt": "WAIT",
-    }
-    return {single[name]: left} if name in single else {}
+    asked = waits_of(name, operands, 9 if (target or "").startswith("gfx9") else 11)
+    left = {_WAITED[counter]: count for counter, count in asked.items() if counter in _WAITED}
+    return {kind: left[kind] for kind in ("WAIT", "LW", "SW") if kind in left}
 
 
 def matrix_overlap(loop: Loop) -> float:
@@ -265,7 +254,7 @@ def matrix_overlap(loop: Loop) -> float:
             elif instruction.kind in counted:
                 # The last iteration's loads would be waited for in one that is not followed.
                 open_loads.append((instruction.kind in in_order and iteration < iterations - 1, done))
-            elif "WAIT" in (left := waits(instruction)):
+            elif "WAIT" in (left := waits(instruction, loop.target)):
                 finished = len(open_loads) - left["WAIT"]
                 flights = [done - issued for counts, issued in open_loads[: max(finished, 0)] if counts]
                 least = min([least, *flights])

@@ -192,10 +192,13 @@ def waits(ins: Instruction, major: int = 11) -> dict[str, int]:
 
     major: the generation, whose numbers hand-written code may have in place of fields.
     """
-    name = ins.name
-    if not name.startswith(("s_wait", "s_waitcnt")):
+    return waits_of(ins.name, ins.text.partition(" ")[2], major)
+
+
+def waits_of(name: str, text: str, major: int) -> dict[str, int]:
+    """As `waits`, of a mnemonic and what stands behind it."""
+    if not name.startswith("s_wait"):
         return {}
-    text = ins.text.partition(" ")[2]
     if name == "s_waitcnt":
         fields = {counter: _number(n) for counter, n in _FIELD.findall(text)}
         return fields or _decode_waitcnt(_number(text), major)
