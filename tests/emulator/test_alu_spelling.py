@@ -289,3 +289,11 @@ def test_vcc_may_be_left_out(execute, gpu, written, printed):
     a, b = (execute(code, **given) for code in (written, printed))
     np.testing.assert_array_equal(a.waves.S, b.waves.S)
     np.testing.assert_array_equal(a.waves.V, b.waves.V)
+
+
+@pytest.mark.parametrize("code", ["v_cmp_ge_u32_e64 s20, -1.0", "v_cmp_ge_u32_e64 v5, v6", "v_cmp_ge_u32 s20, 1",
+                                  "v_add_co_ci_u32_e64 v4, v5, v6", "v_sub_co_ci_u32 v4, v5, 1"])  # fmt: skip
+def test_vcc_may_not_be_left_out_of_two_words(execute, code):
+    """LLVM's assembler refuses these."""
+    with pytest.raises(UnknownInstructionError, match="does not implement"):
+        execute(code, gpu="gfx1151")

@@ -81,8 +81,13 @@ def misplaced_result(ins: Instruction) -> Operand | None:
 
 
 def with_vcc(ins: Instruction, lanes: int) -> Instruction:
-    """The instruction with the VCC that LLVM's assembler lets people leave out of comparisons and sums with carries."""
+    """The instruction with the VCC that LLVM's assembler lets people leave out of comparisons and sums with carries.
+
+    Of those of one word, that is, whose last source is a vector register.
+    """
     vcc, given = Operand("s", VCC, lanes // 32), len(ins.operands)
+    if ins.encoding.startswith("e64") or not given or ins.operands[-1].kind != "v":
+        return ins
     if given == 2 and ins.name.startswith("v_cmp_"):
         return replace(ins, operands=(vcc, *ins.operands))
     if given == 3 and (match := _CARRIES.fullmatch(ins.name)):
