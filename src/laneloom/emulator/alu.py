@@ -155,9 +155,10 @@ def _and_copy(step: Step, n: int) -> Step:
 
 
 #: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3"; LLVM's list of
-#: what clears it lacks them, Mesa's of what keeps it has them).
+#: what clears it lacks them, Mesa's of what keeps it has them; v_ashr_pk writes bits 15:0 by the CDNA 4 ISA guide, and
+#: LLVM clears the others behind it).
 KEEP_HALF = frozenset("v_bitop3_b16 v_div_fixup_f16 v_fma_f16 v_mac_f16 v_mad_f16 v_mad_i16 v_mad_u16".split())
-KEEP_HALF |= {"v_madak_f16", "v_madmk_f16", "v_add_nc_i16", "v_sub_nc_i16"}
+KEEP_HALF |= {"v_madak_f16", "v_madmk_f16", "v_add_nc_i16", "v_sub_nc_i16", "v_ashr_pk_i8_i32", "v_ashr_pk_u8_i32"}
 KEEP_HALF |= {f"v_{name}_{kind}" for name in ("min3", "max3", "med3") for kind in ("f16", "i16", "u16")}
 
 
