@@ -65,3 +65,39 @@ def test_more_bits_of_op_sel_than_sources(execute):
 def test_other_spellings(execute, code, want):
     """As LLVM's assembler reads them."""
     assert int(execute(code).scalar(0, np.uint32)[0]) == want
+
+
+@pytest.mark.parametrize(
+    ("gpu", "code", "want"),
+    [
+        # sources of f32 or of f16: 16 bits, inline where these are
+        ("gfx1201", "v_fma_mix_f32 v0, 0, 0, 0x3c00", 0x3F800000), ("gfx1151", "v_fma_mix_f32 v0, 0, 0, 1.5", 0x3E00),
+        ("gfx1201", "v_fma_mix_f32 v0, 0, 0, 1.0001", 0x3F800000), ("gfx1201", "v_fma_mix_f32 v0, 0, 0, -100", 0xFF9C),
+        ("gfx1201", "v_fma_mix_f32 v0, 0, 0, 0xfff5", 0xFFFFFFF5), ("gfx942", "v_fma_mix_f32 v0, 0, 0, -5", 0xFFFFFFFB),
+        ("gfx1201", "v_fma_mix_f32 v0, 0, 0, 1.5 op_sel_hi:[0,0,1]", 0x3FC00000),
+        ("gfx1250", "v_fma_mix_f32_bf16 v0, 0, 0, 0.1", 0x3DCD),
+        ("gfx1250", "v_fma_mix_f32_bf16 v0, 0, 0, 0x3e22", 0x3E22F983),
+        # integers of 16 bits: the lower half of FP32, literal or inline
+        ("gfx1201", "v_mad_u32_u16 v0, 1, -1.5, 0", 0), ("gfx1201", "v_mad_u32_u16 v0, 1, 0.1, 0", 0xCCCD),
+        ("gfx1151", "v_mad_u32_u16 v0, 1, 1.0, 0", 0), ("gfx1201", "v_mad_u32_u16 v0, 1, 0.15915494, 0", 0xF983),
+        ("gfx1201", "v_ldexp_f16 v0, 0x3c00, 0.1\nv_cvt_f32_f16 v0, v0", 0x7F800000),  # by 0x2E66: FP16
+        # bf16: to nearest even, 1/(2 pi) cut off
+        ("gfx1250", "v_cvt_f32_bf16 v0, 0.1", 0x3DCD0000), ("gfx1250", "v_cvt_f32_bf16 v0, 0.15915494", 0x3E220000),
+    ],
+)  # fmt: skip
+def test_constants_of_16_bits(execute, gpu, code, want):
+    """As LLVM's assembler encodes them."""
+    assert execute(code, gpu=gpu, lanes=64 if gpu == "gfx942" else 32).vector(0, np.uint32)[0] == want
+
+
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        ("s_trunc_f16 s0, 3.0", 0), ("s_trunc_f16 s0, 2.0", 0x4000), ("s_trunc_f16 s0, 0x4200", 0x4200),
+        ("s_cvt_f32_f16 s0, 0.1", 0xC199A000), ("s_add_f16 s0, 0, 3.0", 0x4200),
+        ("s_cmp_eq_f16 0, 3.0\ns_cselect_b32 s0, 1, 0", 1),
+    ],
+)  # fmt: skip
+def test_floats_of_scalar_half_precision(execute, code, want):
+    """LLVM's assembler writes 32 bits where there is one source or no result, of which 16 count."""
+    assert execute(code, gpu="gfx1201").scalar(0)[0] == want

@@ -13,7 +13,7 @@ from ..gpu import Gpu
 from ..isa.parse import Instruction, Listing
 from ..isa.registers import with_vcc
 from ..isa.vgpr_banks import number_registers
-from . import block_access, cdna
+from . import block_access, cdna, literals
 
 
 def prepare(listing: Listing, gpu: Gpu) -> int:
@@ -21,6 +21,7 @@ def prepare(listing: Listing, gpu: Gpu) -> int:
     lanes = 32 if 32 in gpu.wave_sizes and listing.directive("wavefront_size32", 1) else 64
     if gpu.major == 9:  # while v and a are still apart
         _mark(listing, gpu)
+    literals.encode(listing)
     cdna.translate(listing, gpu)
     listing.instructions[:] = [with_vcc(ins, lanes) for ins in listing.instructions]
     number_registers(listing, gpu.name == "gfx1251")

@@ -34,26 +34,29 @@ _APERTURES = {
 }  # fmt: skip
 _HALVES_OF_SCRATCH = {"src_flat_scratch_base_lo": 0, "src_flat_scratch_base_hi": SCRATCH_APERTURE}
 _INLINE = frozenset(sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)) | {0.15915494309189532}
+_HALF_OF_1_BY_PI = 0x3E22F983  #: in FP32
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 def constant_bits(value: int | float, kind: str) -> int:
     """The bits that an inline constant or literal stands for in an operand of type `kind`.
 
-    A float constant is encoded in the operand's own format. A literal has 32 bits: a 64-bit operand that is signed has
-    them sign-extended, another integer zero-extended, and a float has them for its high half (RDNA and CDNA ISA guides,
-    "Literal constants"; LLVM AMDGPU operand syntax). All 64 are there where it is Wide.
+    A float constant is encoded in the operand's own format, for an integer in FP32's, of which one of 16 bits has the
+    lower half (LLVM's encodings, and what it says of hardware). A literal has 32 bits: a 64-bit operand that is signed
+    has them sign-extended, another integer zero-extended, and a float has them for its high half (RDNA and CDNA ISA
+    guides, "Literal constants"; LLVM AMDGPU operand syntax). All 64 are there where it is Wide.
     """
     size = BITS[kind]
     if isinstance(value, float):
         if size == 64:
             bits = struct.unpack("<Q", struct.pack("<d", value))[0]
             return bits if value in _INLINE else bits & ~0xFFFFFFFF
-        if kind == "bf16":
-            return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
-        if size == 16:
+        if kind == "f16":
             return struct.unpack("<H", struct.pack("<e", value))[0]
-        return struct.unpack("<I", struct.pack("<f", value))[0]
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        if kind == "bf16":  # to nearest even, but for 1/(2 pi), whose inline constant is cut off
+            return (bits + (0 if bits == _HALF_OF_1_BY_PI else 0x7FFF + (bits >> 16 & 1))) >> 16
+        return bits & ((1 << size) - 1)
     if size == 64 and not isinstance(value, Wide) and not -16 <= value <= 64:
         signed = value - (1 << 64) if value >> 63 == 1 else value
         if -(1 << 31) <= signed < 1 << 32:  # others are no literals but addresses that calls.py writes
