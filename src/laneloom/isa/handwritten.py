@@ -1,7 +1,8 @@
 """Assembly that a person wrote, brought to the form that compilers print, line for line.
 
 LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon or a sign, integer expressions, symbols of
-`.set`, block comments, macros, numbered and indented labels, instructions at the start of a line or behind a label.
+`.set`, block comments, macros, numbered and indented labels, instructions at the start of a line or behind a label, in
+capitals, and fields of hardware registers in braces.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _ODD_LINE = re.compile(
     r"^[ \t]*\.(?:macro|rept|irpc?|include|altmacro|if\w*)\b"
     r"|^[ \t]*(?:\.(?:set|equ|equiv)[ \t]+[A-Za-z_]\w*[ \t]*,|[A-Za-z_]\w*[ \t]*=(?!=))"
     r"|^(?:s_|v_|ds_|global_|flat_|buffer_|scratch_)\w+(?:[ \t]|$)|^[.\w$@]+:[ \t]*[a-z]\w+[ \t]"
-    r"|^[ \t]*\d+:|^[ \t]+(?:\.L)?[\w$]+:[ \t]*$",
+    r"|^[ \t]*\d+:|^[ \t]+(?:\.L)?[\w$]+:[ \t]*$|^[ \t]*(?:[.\w$@]+:[ \t]*)?[A-Z][A-Za-z\d]*_\w+(?:[ \t]|$)",
     re.M,
 )
 _ODD_INSTRUCTION = re.compile(
     r"[ \t]+[a-z]\w+[ \t][^;/]*?"
     r"(?:\w:[ \t]+[\w(\[-]|\w[ \t]+:(?!:)|[\w\],]\t|[\[(][ \t]|[ \t][\]),]|\b(?:v|s|a|ttmp)(?:[ \t]+\[|\[[^\],]*[ \t])"
-    r"|,[ \t]*-?[-~!|][ \t]+\S|\w[ \t]+\|[ \t]*(?:,|$)|hwreg\([^)]*\b0[xXbB]"
+    r"|,[ \t]*-?[-~!|][ \t]+\S|\w[ \t]+\|[ \t]*(?:,|$)|hwreg\([^)]*\b0[xXbB]|\{[ \t]*(?:id|offset|size)\b"
     r"|[\w\])'][ \t]*(?:<<|>>|[<>=!]=|<>|&&|[+*/%<>&^-])[ \t]*[\w(~!'+-]"  # operations
     r"|(?:\)|(?<![\w.])\d\w*)[ \t]*\|{1,2}[ \t]*[\d(~!'-])"
 )
@@ -40,6 +41,7 @@ _SIGN = re.compile(r"((?:^|,)[ ]*[-~!])[ ]+")
 _BARS = re.compile(r"((?:^|,)[ ]*-?\|)[ ]*([^|,]*?)[ ]*\|")
 _OPERAND = re.compile(r"((?:^|,)[ ]*)((?:[^,(\[]|\([^()]*(?:\([^()]*\)[^()]*)*\)|\[[^\]]*\])+)")
 _VALUE = re.compile(r"(?<=\w:)[-~!'(\d][^:]*")
+_BRACES = re.compile(r"\{([^{}]*)\}")
 _EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
 
 
@@ -105,6 +107,7 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
     if not code.strip() or code.lstrip().startswith(".") or code.lstrip().startswith(tuple("0123456789-")):
         return label + code
     mnemonic, _, rest = code.strip().replace("\t", " ").partition(" ")
+    mnemonic = mnemonic.lower()
     if "branch" in mnemonic:
         target = re.fullmatch(r"\s*(\d+)([bf])\s*", rest)
         if target:
@@ -114,6 +117,8 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
     if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
     rest = re.sub(r"(?<=\w)[ ]*:(?!:)[ ]*(?=[\w(\[~!-])", ":", rest)
+    if mnemonic.startswith(("s_getreg", "s_setreg")):
+        rest = _BRACES.sub(_register_field, rest)
     rest = re.sub(r"(?<=\()[ ]+|[ ]+(?=[),])", "", re.sub(r"\b(v|s|a|ttmp)[ ]+\[", r"\1[", rest))
     rest = _BARS.sub(r"\1\2|", _SIGN.sub(r"\1", rest))
     rest = re.sub(r"\[([^\]]*)\]", lambda m: f"[{_numbers(m[1], symbols)}]", rest)
@@ -122,6 +127,14 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
     rest = _VALUE.sub(lambda m: _without_operations(m[0]), rest)
     rest = _EXPRESSION.sub(_computed, rest)
     return f"{label}\t{mnemonic} {rest.strip()}"
+
+
+def _register_field(match: re.Match) -> str:
+    """{id: 1, size: 4} as hwreg(1, 0, 4)."""
+    given = dict(part.replace(" ", "").partition(":")[::2] for part in match[1].split(","))
+    if not given.keys() <= {"id", "offset", "size"}:
+        return match[0]
+    return f"hwreg({given.get('id', 0)}, {given.get('offset', 0)}, {given.get('size', 32)})"
 
 
 def _replaced(text: str, symbols: Mapping[str, int]) -> str:
