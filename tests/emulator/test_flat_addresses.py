@@ -200,6 +200,15 @@ def test_apertures(gpu, strict):
     np.testing.assert_array_equal(run_apertures(gpu, strict), (lane ^ 32) + lane)
 
 
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx1151", "gfx1201", "gfx1250"])
+@pytest.mark.parametrize("space", ["shared", "private"])
+def test_the_lower_half_of_an_aperture(execute, gpu, space):
+    """What a source of 32 bits gets of it."""
+    code = f"s_mov_b32 s0, src_{space}_base\nv_mov_b32 v0, src_{space}_limit\ns_add_u32 s1, src_{space}_limit, 3"
+    got = execute(code, gpu=gpu, lanes=64 if gpu == "gfx942" else 32)
+    assert (got.scalar(0)[0], got.vector(0, np.uint32)[0], got.scalar(1)[0]) == (0, 0xFFFFFFFF, 2)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kind"),
     [

@@ -32,7 +32,6 @@ _APERTURES = {
     "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
     "src_flat_scratch_base_lo": SCRATCH_APERTURE << 32,
 }  # fmt: skip
-_HALVES_OF_SCRATCH = {"src_flat_scratch_base_lo": 0, "src_flat_scratch_base_hi": SCRATCH_APERTURE}
 _INLINE = frozenset(sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)) | {0.15915494309189532}
 _HALF_OF_1_BY_PI = 0x3E22F983  #: in FP32
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
@@ -124,11 +123,11 @@ def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
         return lambda g: (~g.mask(VCC).any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
     if operand.value in ("src_execz", "execz"):
         return lambda g: (~g.active().any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
-    if operand.value in _APERTURES and size == 64:
-        aperture = np.array([[_APERTURES[str(operand.value)]]], U64).view(dtype)
+    if operand.value in _APERTURES:  # 32 bits are the lower ones, zeros or ones, for all that LLVM knows
+        aperture = np.array([[_APERTURES[str(operand.value)] & (1 << size) - 1]], f"u{size // 8}").view(dtype)
         return lambda g: aperture
-    if operand.value in _HALVES_OF_SCRATCH and size == 32:
-        half = np.array([[_HALVES_OF_SCRATCH[str(operand.value)]]], U32).view(dtype)
+    if operand.value == "src_flat_scratch_base_hi" and size == 32:
+        half = np.array([[SCRATCH_APERTURE]], U32).view(dtype)
         return lambda g: half
     raise UnknownInstructionError(f"operand {operand.value!r} is not implemented")
 
