@@ -118,6 +118,20 @@ def test_wide_products(execute, kind):
     assert any(e != min(max(e, low), high) for e in exact)
 
 
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("kind", ["u32_u24", "i32_i24"])
+def test_products_of_24_bits(execute, gpu, kind):
+    lanes = 64 if gpu == "gfx942" else 32
+    a, b = columns(2)
+    a[:4], b[:4] = 0x007FFFFF, [0x00800000, 0x007FFFFF, 3, 0x00FFFFFF]
+    number = (lambda x: signed(int(x) & 0xFFFFFF, 24)) if kind[0] == "i" else (lambda x: int(x) & 0xFFFFFF)
+    low, high = (-(1 << 31), (1 << 31) - 1) if kind[0] == "i" else (0, M32)
+    machine = execute(f"v_mul_{kind} v0, v1, v2 clamp", gpu=gpu, lanes=lanes, v={1: a, 2: b})
+    exact = [number(x) * number(y) for x, y in zip(a, b, strict=True)]
+    assert machine.vector(0, np.uint32).tolist() == [min(max(e, low), high) & M32 for e in exact]
+    assert any(e != min(max(e, low), high) for e in exact)
+
+
 def test_carries_with_dpp(execute):
     """Lanes of a row that the mask leaves out keep what they had; the others are clamped as without DPP."""
     a, b = columns(2)

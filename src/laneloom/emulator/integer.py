@@ -134,11 +134,17 @@ vector("v_mul_lo_u32", "u32", "u32 u32", np.multiply)
 vector("v_mul_hi_u32", "u32", "u32 u32", multiply_high_u32)
 vector("v_mul_hi_i32", "i32", "i32 i32", multiply_high_i32)
 vector("v_mul_lo_u16", "u16", "u16 u16", np.multiply)
-vector("v_mul_u32_u24", "u32", "u32 u32", lambda a, b: _unsigned24(a) * _unsigned24(b))
-vector("v_mul_i32_i24", "i32", "i32 i32", lambda a, b: _signed24(a) * _signed24(b))
 vector("v_mul_hi_u32_u24", "u32", "u32 u32", lambda a, b: multiply_high_u32(_unsigned24(a), _unsigned24(b)))
 vector("v_mul_hi_i32_i24", "i32", "i32 i32", lambda a, b: multiply_high_i32(_signed24(a), _signed24(b)))
 _clamped_u32, _clamped_i32 = _saturating_multiply_add(U32), _saturating_multiply_add(I32)
+vector(
+    "v_mul_u32_u24", "u32", "u32 u32", lambda a, b: _unsigned24(a) * _unsigned24(b),
+    clamped=lambda a, b: _clamped_u32(_unsigned24(a), _unsigned24(b), np.zeros_like(b)),
+)  # fmt: skip
+vector(
+    "v_mul_i32_i24", "i32", "i32 i32", lambda a, b: _signed24(a) * _signed24(b),
+    clamped=lambda a, b: _clamped_i32(_signed24(a), _signed24(b), np.zeros_like(b)),
+)  # fmt: skip
 vector(
     "v_mad_u32_u24", "u32", "u32 u32 u32", lambda a, b, c: _unsigned24(a) * _unsigned24(b) + c,
     clamped=lambda a, b, c: _clamped_u32(_unsigned24(a), _unsigned24(b), c),
