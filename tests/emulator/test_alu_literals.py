@@ -101,3 +101,18 @@ def test_constants_of_16_bits(execute, gpu, code, want):
 def test_floats_of_scalar_half_precision(execute, code, want):
     """LLVM's assembler writes 32 bits where there is one source or no result, of which 16 count."""
     assert execute(code, gpu="gfx1201").scalar(0)[0] == want
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx1151", "gfx1201"])
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        ("v_mad_u16 v0, 1, 5, 0 op_sel:[0,1,0,0]", 0), ("v_mad_u16 v0, 1, -5, 0 op_sel:[0,1,0,0]", 0xFFFF),
+        ("v_mad_u16 v0, 1, 1.0, 0 op_sel:[0,1,0,0]", 0x3F80), ("v_fma_f16 v0, 0, 0, 1.0 op_sel:[0,0,1,0]", 0),
+        ("v_fma_f16 v0, 0, 0, 1.0 op_sel:[1,1,0,0]", 0x3C00),
+    ],
+)  # fmt: skip
+def test_halves_of_constants(execute, gpu, code, want):
+    """A constant has 32 bits, as an SGPR has, of which op_sel picks the upper ones."""
+    got = execute(code, gpu=gpu, lanes=64 if gpu == "gfx90a" else 32).vector(0, np.uint32)
+    assert got[0] == 0xA5A50000 | want

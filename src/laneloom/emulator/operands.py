@@ -64,10 +64,20 @@ def constant_bits(value: int | float, kind: str) -> int:
     return value & ((1 << size) - 1)
 
 
-def constant(operand: Operand, kind: str) -> np.ndarray:
-    """A constant operand as a numpy scalar of the operand's type, source modifiers applied."""
+def constant_word(value: int | float, kind: str) -> int:
+    """The 32 bits that a constant of a 16-bit operand has, of which op_sel picks a half (LLVM, getInlineEncodingV216).
+
+    An inline float stands in the low half as f16 or bf16, as f32 bits for integers; an integer is 32 bits wide.
+    """
+    return constant_bits(value, kind if isinstance(value, float) and kind in ("f16", "bf16") else "b32")
+
+
+def constant(operand: Operand, kind: str, high: bool = False) -> np.ndarray:
+    """A constant operand as a numpy scalar of the operand's type, source modifiers applied; `high` as in `read`."""
     assert isinstance(operand.value, int | float)
-    value = np.array(constant_bits(operand.value, kind), f"u{BITS[kind] // 8}").view(DTYPE[kind])
+    high = high and BITS[kind] == 16
+    bits = constant_word(operand.value, kind) >> 16 if high else constant_bits(operand.value, kind)
+    value = np.array(bits, f"u{BITS[kind] // 8}").view(DTYPE[kind])
     return np.asarray(modify(value, operand.negate, operand.absolute))
 
 
@@ -95,7 +105,7 @@ def read(operand: Operand, kind: str, high: bool = False) -> Read:
 def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
     n, size, dtype = operand.index, BITS[kind], DTYPE[kind]
     if operand.kind == "const":
-        value = constant(operand, kind)
+        value = constant(operand, kind, high)
         return lambda g: value
     if operand.kind == "v":
         if size == 32:

@@ -17,7 +17,7 @@ from .dpp import lane_source
 from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
-from .operands import BITS, DTYPE, FLOATS, Read, constant_bits, read
+from .operands import BITS, DTYPE, FLOATS, Read, constant_word, read
 from .output_modifiers import output_modifier
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
@@ -38,9 +38,7 @@ def read_halves(operand: Operand, kind: str, low: int, high: int, negate: tuple[
     else:
         pick = slice(None, None, -1)
     if operand.kind == "const":
-        # An inline float stands in the low half as f16 (or bf16), as f32 bits for integers; an integer is 32 bits wide.
-        is_float = isinstance(operand.value, float)
-        bits = constant_bits(operand.value, kind if is_float and kind in ("f16", "bf16") else "b32")  # type: ignore[arg-type]
+        bits = constant_word(operand.value, kind)  # type: ignore[arg-type]
         pair = np.array([bits & 0xFFFF, bits >> 16], U16)[pick]
         value = (pair if flip is None else pair ^ flip).view(dtype)[None, None, :]
         return lambda g: value
