@@ -180,6 +180,18 @@ def test_plan_on_amd_weighs_padding_against_passes():
     assert schedule("gfx942", 20) in ("rows", "levels_amd")
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "complex64"])
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx942"])
+def test_fp32_on_cdna_is_multiplied_by_the_matrix_unit_and_called_fp32(gpu, dtype):
+    chosen = plan_with_reasons(Transform3dProblem(20, 100, dtype), get_gpu(gpu))
+    assert chosen.config == RowsConfig(dot=True)
+    assert "FP32 products" in chosen.reason
+    assert not any("FP64" in why for _, why in chosen.passed_over)
+    assert "no matrix instruction of FP64" in RowsConfig(dot=True).why_invalid(
+        Transform3dProblem(20, 100, "complex128"), get_gpu("gfx908")
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "problem", "why"),
     [

@@ -107,7 +107,7 @@ class RowsConfig(Transform3dConfig):
             )
         if problem.k > _MAX_ROWS_K:
             return f"a program keeps K outputs per row in registers, which ends at K={_MAX_ROWS_K}, got K={problem.k}"
-        return why_no_mfma(gpu) if self.dot else None
+        return why_no_mfma(problem, gpu) if self.dot else None
 
 
 def next_power_of_two(value: int) -> int:
@@ -115,10 +115,12 @@ def next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def why_no_mfma(gpu: Gpu) -> str | None:
-    """Why an FP64 `tl.dot` does not become matrix instructions of `gpu`; None on RDNA, which has none."""
+def why_no_mfma(problem: Transform3dProblem, gpu: Gpu) -> str | None:
+    """Why an FP64 `tl.dot` does not become matrix instructions of `gpu`; None in FP32, and on RDNA, which has none."""
     from ...codegen.versions import parse_version, triton_version
 
+    if not problem.double:
+        return None
     if gpu.is_cdna_1:
         return f"{gpu.name} has no matrix instruction of FP64, which came with CDNA 2"
     if gpu.matrix_instructions == "mfma" and parse_version(triton_version()) < _MFMA_FP64_TRITON:
@@ -159,7 +161,7 @@ class ChainedConfig(Transform3dConfig):
                 f"{self.padded(problem.k)}, take {need} bytes of {gpu.lds_bytes}"
             )
         # CDNA 1 multiplies FP64 as RDNA does, by multiply-adds.
-        return why_no_mfma(gpu) if problem.dtype == "fp64" and not gpu.is_cdna_1 else None
+        return None if gpu.is_cdna_1 else why_no_mfma(problem, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +258,13 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
     """Configs with the reason for their place, best first."""
     if gpu.vendor == "amd":
         axis = next_power_of_two(problem.k)
-        by_matrix_unit = gpu.matrix_instructions == "mfma" and not (gpu.is_cdna_1 and problem.dtype == "fp64")
+        by_matrix_unit = gpu.matrix_instructions == "mfma" and not (gpu.is_cdna_1 and problem.double)
         if axis == problem.k or by_matrix_unit:
             # On RDNA and CDNA 1 FP64 arithmetic is the bound, on CDNA 2 and later memory is: there padding is free.
             yield ChainedConfig.for_order(problem.k), "each tensor is read and written once"
         if by_matrix_unit:
-            yield RowsConfig(dot=True), "three passes, FP64 products by the matrix unit"
+            precision = "FP64" if problem.double else "FP32"
+            yield RowsConfig(dot=True), f"three passes, {precision} products by the matrix unit"
         from .config_levels import AmdLevelsConfig
 
         # The timing model puts it before `rows`, whose threads share a row and load it more than once.

@@ -38,6 +38,11 @@ class Transform3dProblem:
         return 2 if self.dtype.startswith("complex") else 1
 
     @property
+    def double(self) -> bool:
+        """Whether an element's parts are FP64."""
+        return self.dtype in ("fp64", "complex128")
+
+    @property
     def flops(self) -> int:
         """6 K^4 per real tensor and real matrix: a multiplication and an addition per term of three contractions."""
         return 6 * self.k**4 * self.count * self.parts * (2 if self.complex_matrix else 1)
