@@ -100,6 +100,12 @@ def test_refusals():
         (r"config: expected 0, 1, 2 or 3, got 1.0", lambda: wmma_ops.matmul_tiled(half(2, 2), half(2, 2), 1.0)),
         (r"C: expected a torch.float32 tensor, got torch.float16",
          lambda: wmma_ops.gemm(half(2, 2), half(2, 2), beta=1.0, C=half(2, 2))),
+        (r"C: expected a tensor \[2, 3\], which is written, got NoneType",
+         lambda: wmma_ops.gemm_inplace(half(2, 2), half(2, 3), None)),
+        (r"C: expected a tensor \[2, 3\], which is written, got \[3\]",
+         lambda: wmma_ops.gemm_inplace(half(2, 2), half(2, 3), torch.zeros(3))),
+        (r"scale: expected a number, of which a negative one means 1 / sqrt\(D\), got None",
+         lambda: wmma_ops.flash_attention(*half(3, 1, 1, 4, 16), scale=None)),
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             call()

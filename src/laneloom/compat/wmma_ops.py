@@ -20,6 +20,7 @@ from ..errors import ArgumentError
 from ..ops.attention.api import flash_attention as _any_attention
 from ..ops.matmul.api import matmul as _any_matmul
 from ..ops.matmul.gemm import gemm as _any_gemm
+from ..ops.scalars import is_number, shown
 
 #: The argument of `matmul_tiled` -> preset.
 TILES = ("tiled_64x64", "tiled_128x64", "tiled_256x64", "tiled_128x128")
@@ -148,6 +149,10 @@ def gemm_inplace(
     A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, alpha: float = 1.0, beta: float = 0.0
 ) -> torch.Tensor:
     """C = alpha A B + beta C, in C's own memory, whatever its strides; returns C."""
+    _checked(A, B)
+    if not isinstance(C, torch.Tensor) or C.shape != (A.shape[0], B.shape[1]):
+        what = list(C.shape) if isinstance(C, torch.Tensor) else type(C).__name__
+        raise ArgumentError(f"C: expected a tensor {[A.shape[0], B.shape[1]]}, which is written, got {what}")
     return _gemm(A, B, alpha, beta, C, C, "standard")
 
 
@@ -158,5 +163,7 @@ def flash_attention(
 
     causal: query i sees the keys up to i, whatever the number of keys (aligned at the top left).
     """
+    if not is_number(scale):
+        raise ArgumentError(f"scale: expected a number, of which a negative one means 1 / sqrt(D), got {shown(scale)}")
     mask = "top_left" if causal else False
     return _any_attention(Q, K, V, causal=mask, scale=None if scale < 0 else scale)
