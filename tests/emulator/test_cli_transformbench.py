@@ -7,8 +7,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
+import laneloom
 from laneloom.cli import app
 from laneloom.compat import transformbench
+from laneloom.errors import ArgumentError
 
 LINE = re.compile(r"K=(\d+) +nfuncs=5 level=3  max_abs_err=\S+  max_rel_err=\S+  PASS")
 
@@ -53,3 +55,18 @@ def test_sizes_below_one_are_refused(name, size):
     result = run("validate", "--gpu", "gfx1151", f"-{name}", size)
     assert result.exit_code == 2
     assert f"{name}: expected at least 1, got {size}" in result.output
+
+
+def test_levels_may_be_numbers_as_the_seeds_are():
+    with laneloom.emulated("gfx1151"):
+        (found,) = transformbench.validate(3, k=4, nfuncs=2)
+    assert str(found).startswith("K=4  nfuncs=2 level=3 ")
+    assert found.passed
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4.0, "a whole number"), ("4", "a whole number"), (0, "at least 1")])
+def test_sizes_are_whole(size, expected):
+    with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match=f"K: expected {expected}, got {size!r}"):
+        list(transformbench.validate(k=size))
+    with pytest.raises(ArgumentError, match=f"K: expected {expected}, got {size!r}"):
+        list(transformbench.run(size))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ..gpu import Gpu
+from ..ops.scalars import is_whole, shown
 from ..ops.target import active_gpu, expected_device_type
 from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, reference
 from ..ops.transform3d.ladder import launch_shape, level_config, level_name
@@ -66,9 +67,17 @@ def _prepare(
     return launch, x, matrix, out
 
 
+def _check_sizes(**sizes: Any) -> None:
+    for name, size in sizes.items():
+        if not is_whole(size) or size < 1:
+            expected = "at least 1" if is_whole(size) else "a whole number"
+            raise ArgumentError(f"{name}: expected {expected}, got {shown(size)}")
+
+
 def run(
-    k: int = 16, nfuncs: int = 2048, nblocks: int = 512, ntasks: int = 500, repetitions: int = 5, level: str = "fused"
-) -> Iterator[Line]:
+    k: int = 16, nfuncs: int = 2048, nblocks: int = 512, ntasks: int = 500, repetitions: int = 5,
+    level: str | int = "fused",
+) -> Iterator[Line]:  # fmt: skip
     """Time `ntasks` submissions of `nfuncs` transforms per repetition (the seed's -K -N -M -n -r -l), on one stream.
 
     Inputs are random; one repetition before the first is dropped. Raises as `level_config`, and UnsupportedError
@@ -76,8 +85,8 @@ def run(
     """
     import torch
 
-    if min(k, nfuncs, nblocks, ntasks, repetitions) < 1:
-        raise ArgumentError("K, N, M, n and r: expected at least 1 each")
+    _check_sizes(K=k, N=nfuncs, M=nblocks, n=ntasks, r=repetitions)
+    level = str(level)
     gpu = active_gpu()
     if expected_device_type() != "cuda":
         raise UnsupportedError(f"transformbench times on a GPU; on an emulated {gpu.name}, validate the levels instead")
@@ -128,15 +137,14 @@ class Validation:
         return f"{head}  max_abs_err={self.max_abs_err:.2e}  max_rel_err={self.max_rel_err:.2e}  {verdict}"
 
 
-def validate(level: str = "3", k: int | None = None, nfuncs: int = 16) -> Iterator[Validation]:
+def validate(level: str | int = "3", k: int | None = None, nfuncs: int = 16) -> Iterator[Validation]:
     """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10; a level that cannot run says why.
 
     The caller's exit status is 1 unless all have passed. Works inside `laneloom.emulated`. Raises ArgumentError for an
     unknown level and sizes below 1, UnsupportedError without a GPU.
     """
-    for name, size in (("K", k), ("N", nfuncs)):
-        if size is not None and size < 1:
-            raise ArgumentError(f"{name}: expected at least 1, got {size}")
+    _check_sizes(**({} if k is None else {"K": k}), N=nfuncs)
+    level = str(level)
     gpu = active_gpu()
     for order in VALIDATED_K if k is None else (k,):
         problem = Transform3dProblem(order, nfuncs)
