@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from laneloom.cli import app
 from laneloom.gpu import GPUS
+from laneloom.isa.finding import RULES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text()
@@ -121,3 +122,11 @@ def test_table_of_gpus_is_the_gpu_table():
     assert set(told) == set(GPUS)
     for name, row in told.items():
         assert (row[4].strip() == "yes") is GPUS[name].emulated
+
+
+def test_rules_of_machine_code_are_counted_and_listed():
+    page = (ROOT / "docs" / "checking-machine-code.md").read_text()
+    listed = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| (\w+) \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted((name, rule.severity.value) for name, rule in RULES.items())
+    assert len(RULES) == 13
+    assert "against thirteen rules" in TEXT
