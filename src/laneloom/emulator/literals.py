@@ -13,7 +13,7 @@ import struct
 from dataclasses import replace
 
 from ..isa.parse import VCC, Instruction, Listing, Operand, Wide
-from .operands import constant_bits
+from .operands import INLINE, constant_bits
 
 #: Sources that may be of 16 or of 32 bits: LLVM takes their constants for 16 bits in any case.
 _MIXED = re.compile(r"v_fma_mix(?:lo|hi)?_(?:f32_)?(b?f16|f32)")
@@ -21,8 +21,7 @@ _MIXED = re.compile(r"v_fma_mix(?:lo|hi)?_(?:f32_)?(b?f16|f32)")
 _SINGLE = re.compile(r"s_(?:cvt_f32|trunc|ceil|floor|rndne|cmp_\w+)_f16")
 #: An integer of 16 bits, the last source, whose floats LLVM writes as FP16.
 _HALF = frozenset({"v_ldexp_f16", "v_cmp_class_f16", "v_cmpx_class_f16"})
-_INLINE = {sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)} | {0.15915494309189532}
-_INLINE_BITS = {kind: {constant_bits(x, kind): x for x in _INLINE} for kind in ("f16", "bf16", "f32")}
+_INLINE_BITS = {kind: {constant_bits(x, kind): x for x in INLINE} for kind in ("f16", "bf16", "f32")}
 
 
 def encode(listing: Listing) -> None:

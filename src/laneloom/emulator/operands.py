@@ -32,7 +32,7 @@ _APERTURES = {
     "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
     "src_flat_scratch_base_lo": SCRATCH_APERTURE << 32,
 }  # fmt: skip
-_INLINE = frozenset(sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)) | {0.15915494309189532}
+INLINE = frozenset(sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)) | {0.15915494309189532}
 _HALF_OF_1_BY_PI = 0x3E22F983  #: in FP32
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
@@ -49,7 +49,7 @@ def constant_bits(value: int | float, kind: str) -> int:
     if isinstance(value, float):
         if size == 64:
             bits = struct.unpack("<Q", struct.pack("<d", value))[0]
-            return bits if value in _INLINE else bits & ~0xFFFFFFFF
+            return bits if value in INLINE else bits & ~0xFFFFFFFF
         if kind == "f16":
             return struct.unpack("<H", struct.pack("<e", value))[0]
         bits = struct.unpack("<I", struct.pack("<f", value))[0]

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ..scalars import shown
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
 from .arguments import aligned_copy, aligned_empty, checked_scale, checked_softcap, is_direct
 
@@ -111,8 +111,7 @@ def flash_attention(
 
             out, lse = attend_float8(q, k, v, scale, seen, packing, scales, out_dtype, cap)
         else:
-            # an import statement at each call takes a microsecond
-            torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+            torch_op = loaded(_ON_TENSORS)
             if torch_op is None:
                 from . import torch_op
             out, lse = torch_op.attend_tensors(q, k, v, scale, seen, packing, deterministic, cap)

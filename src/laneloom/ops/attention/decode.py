@@ -16,7 +16,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..scalars import is_whole, shown
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
-from ..traced import is_traced
+from ..traced import loaded
 from .arguments import Tensors, address_of, aligned_copy, checked_scale, checked_softcap, is_direct, strides_of
 from .config_decode import DecodeProblem
 from .hopper import is_boxed
@@ -97,8 +97,7 @@ def attention_decode(
     if kind is np.ndarray:
         results = prepare_decode(*arguments)(*arguments)
     else:
-        # an import statement at each call takes a microsecond
-        torch_decode = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_decode = loaded(_ON_TENSORS)
         if torch_decode is None:
             from . import torch_decode
         results = torch_decode.decode_operator(*arguments)

@@ -14,7 +14,7 @@ from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
 from ..scalars import is_number, shown, to_float
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
 from .config import ChainConfig, parse_config
 from .execute import Factors
@@ -72,8 +72,7 @@ def gemm_chain(
     if torch is not None and (
         isinstance(a0, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in (b0, b1, c1, out))
     ):
-        # an import statement at each call takes a microsecond
-        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_op = loaded(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.chain_tensors({"a0": a0, "b0": b0, "b1": b1, "c1": c1, "out": out}, factors, config)

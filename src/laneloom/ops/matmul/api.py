@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu, get_gpu
 from ..scalars import shown
 from ..target import active_gpu, gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan_with_reasons
 from .dtypes import Arithmetic, Int4, check_arithmetic, check_pair, default_output, unwrap
@@ -77,8 +77,7 @@ def matmul(
     if torch is not None and (
         isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or isinstance(out, torch.Tensor)
     ):
-        # an import statement at each call takes a microsecond
-        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_op = loaded(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.matmul_tensors(a, b, out, out_dtype, config, precision, acc_dtype, packed)

@@ -1,7 +1,7 @@
 """What can be chosen of FP64 products by matrix instructions on Hopper, fed by TMA, and what is. Pure.
 
 The model: a CTA multiplies its share of the slices at a pace that the tile decides; where tiles are cut along K, their
-parts meet in memory. Fitted to tiles_wide.csv of results/h200 and h100.
+parts meet in memory. Fitted to tiles_wide.csv of results/h200.
 """
 
 from __future__ import annotations

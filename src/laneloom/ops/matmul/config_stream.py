@@ -1,7 +1,7 @@
 """What can be chosen of FP32 products by FMA on Hopper, and what is. Pure.
 
 The model: a CTA multiplies its share of the slices at a pace that the tile and its lanes decide; where tiles are cut
-along K every CTA has the same share, and their parts meet in memory. Fitted to tiles_wide.csv of results/h200 and h100.
+along K every CTA has the same share, and their parts meet in memory. Fitted to tiles_wide.csv of results/h200.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ..scalars import is_number, shown, to_float
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
 from .api import addressable, addressed, arithmetic_of, dtype_name, known_name, operand_dtypes, output_dtype
 from .config import MatmulConfig, NamedPlan
@@ -98,8 +98,7 @@ def gemm(
     beta = to_float("beta", beta)
     operands = (a, b, c, bias, out, scale_a, scale_b)
     if torch is not None and (isinstance(a, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in operands)):
-        # an import statement at each call takes a microsecond
-        torch_gemm = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_gemm = loaded(_ON_TENSORS)
         if torch_gemm is None:
             from . import torch_gemm
         how = (precision, acc_dtype, packed)

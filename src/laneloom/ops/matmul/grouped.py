@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..scalars import shown
 from ..target import active_gpu, check_ends_rise, gpu_for_arrays, gpu_for_tensor
-from ..traced import is_traced
+from ..traced import loaded
 from . import api
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
@@ -89,8 +89,7 @@ def grouped_matmul(
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
-    # an import statement at each call takes a microsecond
-    torch_grouped = None if is_traced() else sys.modules.get(_ON_TENSORS)
+    torch_grouped = loaded(_ON_TENSORS)
     if torch_grouped is None:
         from . import torch_grouped
     if precision is not None:

@@ -73,9 +73,10 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                     resident=256 // block_k if small else 2,
                 )  # fmt: skip
                 for config in cut(problem, base, gpu, (base.resident,), lambda ctas, n: n * ctas <= MOST_CTAS[ctas]):
-                    alone = base.resident == 2 and is_alone(problem, config, gpu) and not is_narrow(problem, config)
-                    stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
-                    yield config.with_knobs(resident=1, stages=stages) if alone else config
+                    if base.resident == 2 and is_alone(problem, config, gpu) and not is_narrow(problem, config):
+                        stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
+                        config = config.with_knobs(resident=1, stages=stages)
+                    yield config
 
 
 def is_alone(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> bool:

@@ -2,7 +2,7 @@
 
 `hopper_async` competes with `hopper_stream` (FP32) and `hopper_precise` (FP64) by estimates of their times. The model
 of `hopper_async`: the SM with the most CTAs multiplies, loads and waits; a launch, a round of CTAs and an exchange of
-sums cost something each. Fitted to tiles_wide.csv of results/h200 and h100; docs/hopper-gemm.md has what it misses.
+sums cost something each. Fitted to tiles_wide.csv of results/h200; docs/hopper-gemm.md has what it misses.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ..matmul.api import addressed, known_name, numpy_dtype
 from ..matmul.execute import pointer_to, strides_of
 from ..scalars import shown
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from .kernels import blocks
 from .problem import DTYPES, check_rows, problem_of, scales_shape
 
@@ -56,8 +56,7 @@ def quantize_blocks(x: Operand, rows: int = 1, *, dtype: Any = None) -> tuple[An
     rows = check_rows(rows)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        # an import statement at each call takes a microsecond
-        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_op = loaded(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.quantize_tensor(x, rows, dtype)

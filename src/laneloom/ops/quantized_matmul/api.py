@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from ..matmul.api import addressable, addressed, check_array_out, known_name, nu
 from ..matmul.dtypes import HALVES
 from ..matmul.execute import check_distinct
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
-from .config import BaseConfig, parse_config
+from .config import BaseConfig, given_config
 from .weight import QuantizedWeight, is_tensor
 
 if TYPE_CHECKING:
@@ -65,11 +64,10 @@ def quantized_matmul(
     """
     if not isinstance(weight, QuantizedWeight):
         raise ArgumentError(f"weight: expected a laneloom.QuantizedWeight, got {type(weight).__name__}")
-    if config is not None and not isinstance(config, BaseConfig):
-        config = parse_config(config)
+    if config is not None:
+        config = given_config(config)
     if any(is_tensor(operand) for operand in (x, weight.values, ends, bias, out)):
-        # an import statement at each call takes a microsecond
-        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_op = loaded(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.quantized_tensors(x, weight, ends, bias, out, out_dtype, config)

@@ -127,3 +127,8 @@ def parse_config(text: Any) -> BaseConfig:
         raise ArgumentError(f"config: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}")
     kind = import_module(f".{SCHEDULES[schedule]}", __package__).CONFIGS[schedule]
     return config_of_words(kind, filter(None, rest.split(",")))
+
+
+def given_config(config: Any) -> BaseConfig:
+    """A config, or the one whose text it is. Raises as `parse_config`."""
+    return config if isinstance(config, BaseConfig) else parse_config(config)

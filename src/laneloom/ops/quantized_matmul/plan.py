@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
-from .config import MOST_WITH_ZEROS, BaseConfig, QuantizedConfig, parse_config
+from .config import MOST_WITH_ZEROS, BaseConfig, QuantizedConfig, given_config
 from .config_hopper import hopper_configs
 from .problem import QuantizedProblem
 
@@ -64,7 +64,7 @@ def checked_config(problem: QuantizedProblem, gpu: Gpu, config: Any) -> BaseConf
     """`config`, or the planned one. Raises InvalidConfigError for one that cannot do the problem on the GPU."""
     if config is None:
         return plan(problem, gpu)
-    chosen = config if isinstance(config, BaseConfig) else parse_config(config)
+    chosen = given_config(config)
     why = chosen.why_invalid(problem, gpu)
     if why is not None:
         raise InvalidConfigError(f"config {chosen.text} cannot run: {why}")

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed, check_array_out
 from ..scalars import shown
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from .config import Transform3dConfig, parse_config
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def transform3d(
     options = {"transpose": transpose, "accumulate": accumulate, "config": text}
     if isinstance(coeffs, np.ndarray):
         return _transform_arrays(coeffs, matrix, out, **options)
-    # an import statement at each call takes a microsecond
-    torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+    torch_op = loaded(_ON_TENSORS)
     if torch_op is None:
         if "torch" not in sys.modules:
             raise ArgumentError(f"coeffs: expected a torch tensor or a numpy array, got {type(coeffs).__name__}")

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
 from ..target import gpu_for_arrays
-from ..traced import is_traced
+from ..traced import loaded
 from . import execute
 from .config import TransposeConfig, parse_config
 from .problem import ELEMENT_BYTES
@@ -43,8 +43,7 @@ def transpose(x: Operand, *, out: Operand | None = None, config: TransposeConfig
         config = parse_config(config)
     torch = sys.modules.get("torch")
     if torch is not None and (isinstance(x, torch.Tensor) or isinstance(out, torch.Tensor)):
-        # an import statement at each call takes a microsecond
-        torch_op = None if is_traced() else sys.modules.get(_ON_TENSORS)
+        torch_op = loaded(_ON_TENSORS)
         if torch_op is None:
             from . import torch_op
         return torch_op.transpose_tensor(x, out, config)
