@@ -184,6 +184,19 @@ CASES = {
         product(20, 150, 352, "int8", group=0, along_m=True, out="fp32"),
         small(4, 3, x_by_tma=True, together=2, unit=1)),
     "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True, unit=1)),
+    "int4, sums carried on": (
+        product(150, 131, 544, "int4", scale="bf16", bias="fp32"), small(24, 2, x_by_tma=True, carried=True, unit=4)),
+    "zeros, fp16, groups of two slices, carried, clusters": (
+        product(70, 67, 1120, "uint4", "fp16", scale="fp16", group=256, zeros=True, out="fp32"),
+        small(16, x_by_tma=True, carried=True, cluster=2, stages=3)),
+    "int8, four groups of a slice, carried": (
+        product(100, 180, 736, "int8", group=32, along_m=True), small(20, 3, x_by_tma=True, carried=True, unit=1)),
+    "fp4, two groups of a slice, carried, two strips": (
+        product(40, 140, 480, "fp4", scale="fp8", group=64, batch=(1, 2)),
+        small(8, strips=2, x_by_tma=True, carried=True)),
+    "fp8, fp16, carried": (
+        product(250, 60, 288, "fp8", "fp16", scale="fp16", out="fp32"), small(32, x_by_tma=True, carried=True)),
+    "int8 of rows, 256 rows of x": (product(230, 70, 416, "int8", group=0, bias="bf16"), small(32, x_by_tma=True)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 
@@ -269,7 +282,7 @@ def asm(words):
 
 
 FREE, WAIT = "if (freed && lane == 0) arrive(freed);", asm("wgmma.wait_group.sync.aligned 1")
-LOAD, STORE = "next.load(of_w, beside, own, unit + 1);", "bringing[d].store(of, to);"
+LOAD, STORE = "next.load(of_w, beside, own, unit + 1);", "bringing[d].store(of, to, units);"
 BEGIN, PARTS = "    begin();\n    fragments[0].load(of_w, beside, own, 0);\n", "float *parts ="
 SLOW, SLOWER = "fibers::sleep(500); ", "fibers::sleep(4000); "  # for each slice, once
 GROUPS = product(5, 64, 1024, "int4"), small(unit=4)
@@ -299,7 +312,7 @@ FAULTS = {
         "on its way from shared memory is overwritten", GROUPS),
     "registers are overwritten before wgmma is done": ({WAIT: ""}, "wgmma still reads its registers", ROWS),
     "sums are read before wgmma is done": (
-        {f"if (ends) {{\n                {asm('wgmma.wait_group.sync.aligned 0')}": "if (ends) {"}, "wrong", GROUPS),
+        {f"                {asm('wgmma.wait_group.sync.aligned 0')}": ""}, "wrong", GROUPS),
     "sums take the place of what is still read": (
         {"__syncthreads();  // the": "// the", BEGIN: f"{BEGIN[:12]} if (threadIdx.x >= 128) {SLOWER}{BEGIN[12:]}"},
         "wrong|on its way", TWO_CONSUMERS),

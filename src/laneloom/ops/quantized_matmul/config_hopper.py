@@ -19,7 +19,7 @@ from .config import BaseConfig
 from .problem import DTYPE_BYTES, QuantizedProblem
 
 SLICE = 128  #: of K
-EIGHTHS = (1, 2, 4, 8, 16)  #: rows of X of a tile, in eights
+EIGHTHS = (1, 2, 4, 8, 16, 20, 24, 28, 32)  #: rows of X of a tile, in eights
 CLUSTERS = (1, 2, 4, 8)
 MOST_GROUP = 1 << 30
 #: registers that a thread gets, by consumer warpgroups, and what it needs beside sums and operands
@@ -55,6 +55,7 @@ class HopperWeightsConfig(BaseConfig):
     unit: int = 4  #: times 16 of K that are converted while as many are multiplied
     cluster: int = 1  #: CTAs with a part of K each
     x_by_tma: bool = False  #: X as it lies in memory; else threads bring it, in the order of the weight's values
+    carried: bool = False  #: sums go on in units of the next group's scale; else each group's are apart and added to them
     fetched: int = 4  #: slices of W that a CTA asks the L2 for before the kernel ahead in the stream has ended
 
     @property
@@ -82,7 +83,7 @@ class HopperWeightsConfig(BaseConfig):
     def shared_bytes(self, problem: QuantizedProblem) -> int:
         """Shared memory of one CTA: the ring with its barriers, and what turns each warp's sums; or, of a cluster, the
         sums that take the ring's place."""
-        numbers = groups_of_slice(problem) * (2 if problem.zeros is not None else 1)
+        numbers = groups_of_slice(problem) * (1 + (problem.zeros is not None) + 2 * self.carried)
         slice_bytes = self.columns * line_bytes(problem) + 2 * SLICE * self.rows + 4 * self.columns * numbers
         stage = -(-self.together * slice_bytes // 1024) * 1024
         ring = self.stages * (stage + 16)
@@ -127,9 +128,11 @@ class HopperWeightsConfig(BaseConfig):
             return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
         groups = groups_of_slice(problem)
         scaled = scales_sums(problem)
+        if self.carried and not (scaled and self.x_by_tma and self.together == 1 and can_carry(problem)):
+            return "hopper_weights: carried for scales of groups, x_by_tma, one slice together, and bf16, or fp16 all over"
         if scaled and self.unit * groups > 8:
             return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
-        held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 8 * self.unit) + OTHER_REGISTERS
+        held = self.strips * (4 * self.eighths * (2 if scaled and not self.carried else 1) + 8 * self.unit) + OTHER_REGISTERS
         bare = problem.is_packed and problem.zeros is None and problem.bias is None
         held += 0 if bare else BYTES_REGISTERS
         held += SEARCH_REGISTERS if problem.ragged else 0
@@ -167,6 +170,12 @@ def scaled_group(problem: QuantizedProblem) -> int:
 def scales_sums(problem: QuantizedProblem) -> bool:
     """Whether sums of groups are scaled and added; else values are scaled before, or all sums of a row at the end."""
     return scaled_group(problem) > 0 and not problem.folds
+
+
+def can_carry(problem: QuantizedProblem) -> bool:
+    """Whether every scale over any other is a factor of sums that stay finite: a power of two of a scale goes to the
+    weight's values, which have the range of X."""
+    return scales_sums(problem) and (problem.dtype == "bf16" or problem.dtype_scale == "fp16")
 
 
 def scale_piece(problem: QuantizedProblem) -> int:

@@ -5,9 +5,11 @@
 // of them and has wgmma's A of two steps of 16 in its registers: wgmma does not care which of K's elements stand where if
 // those of X stand alike. Another warpgroup brings X in that order, the scales as FP32, and asks for W. X_BY_TMA: TMA brings
 // X too, as it lies, and a lane picks its values from the words of four: more instructions, for many rows. While UNIT times 16
-// of K are multiplied the next are converted; the sums of a group are scaled and added in FP32. Of a cluster of CLUSTER
-// CTAs each has a part of K; their sums are added in a fixed order, so the same inputs give the same bits. Behind the end
-// of K both operands are zero. GROUPED: rows of X are in groups with a W each, whose ends the kernel reads.
+// of K are multiplied the next are converted; the sums of a group are scaled and added in FP32. CARRIED: without a second
+// set of sums. A scale is a unit times a power of two, by which values are multiplied, exactly; before a group is added,
+// the sums are multiplied by the unit they are in over this group's. Of a cluster of CLUSTER CTAs each has a part of K;
+// their sums are added in a fixed order, so the same inputs give the same bits. Behind the end of K both operands are
+// zero. GROUPED: rows of X are in groups with a W each, whose ends the kernel reads.
 // device/hopper.cuh, hopper_weights_values.cuh, _bring.cuh, _store.cuh and wgmma come in front of this text.
 
 // Of step `step` of a slice, wgmma's description of X: rows of 128 bytes in groups of 8, two panels of 64 of K. `from` is
@@ -28,6 +30,7 @@ struct Fragments {
 
     __device__ __forceinline__ void load(u32 of_w, u32 beside, int own, int unit) {
         constexpr int together = UNIT > 1 ? 2 : 1;  // steps whose values lie in one word
+        OfGroup of[STRIPS][2];
 #pragma unroll
         for (int i = 0; i < UNIT; i += together)
 #pragma unroll
@@ -36,9 +39,13 @@ struct Fragments {
                 for (int half = 0; half < 2; ++half) {
                     const int n = own + strip * 64 + half * 8, step = unit * UNIT + i, group = step * GROUPS / 8;
                     u32 pairs[2 * together];
-                    const int beside_it = ZEROS ? GROUPS + group : group;
-                    const u32 of_group = ZEROS || FOLD ? read_word(beside + (beside_it * COLUMNS + n) * 4) : 0;
-                    floats<together>(pairs, of_w, n, step, threadIdx.x % 4, of_group);
+                    if (i == 0 || group != (step - together) * GROUPS / 8) {
+                        const u32 zero = ZEROS ? read_word(beside + WORD_BESIDE(ZERO_KIND, group, n)) : 0;
+                        const int kind = FOLD ? SCALE_KIND : FACTOR_KIND;
+                        const u32 factor = FOLD || CARRIED ? read_word(beside + WORD_BESIDE(kind, group, n)) : 0;
+                        of[strip][half] = of_group(zero, factor);
+                    }
+                    floats<together>(pairs, of_w, n, step, threadIdx.x % 4, of[strip][half]);
 #pragma unroll
                     for (int k = 0; k < 2 * together; ++k) a[strip][i + k / 2][k % 2 * 2 + half] = pairs[k];
                 }
@@ -66,23 +73,25 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
         if (ends) within = 0, at.next();
     };
     float part[STRIPS][SUMS];
-    auto &into = SCALED ? part : sums;
-    // Of rows' groups: what the sums of `group` are multiplied by. Before the wait for them.
+    auto &into = APART ? part : sums;
+    // Of rows' groups: what the sums of `group` are multiplied by, or those before it. Before the wait for them.
     float scales[STRIPS][2];
-    const auto read_scales = [&](int group) {
+    const auto read_scales = [&](int kind, int group) {
 #pragma unroll
         for (int i = 0; SCALED && i < 2 * STRIPS; ++i) {
             const int n = own + i / 2 * 64 + i % 2 * 8;
-            scales[i / 2][i % 2] = __uint_as_float(read_word(beside + (group * COLUMNS + n) * 4));
+            scales[i / 2][i % 2] = __uint_as_float(read_word(beside + WORD_BESIDE(kind, group, n)));
             asm volatile("" : "+f"(scales[i / 2][i % 2]));
         }
     };
-    const auto add = [&]() {
+    const auto scale = [&]() {
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-            for (int i = 0; SCALED && i < SUMS; ++i)
-                sums[strip][i] = fmaf(part[strip][i], scales[strip][i / 2 % 2], sums[strip][i]);
+            for (int i = 0; SCALED && i < SUMS; ++i) {
+                float &sum = sums[strip][i], by = scales[strip][i / 2 % 2];
+                sum = CARRIED ? sum * by : fmaf(part[strip][i], by, sum);
+            }
     };
     Fragments fragments[2];
     u32 freed = 0;  // when what reads it has been multiplied
@@ -91,9 +100,11 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
             Fragments &now = fragments[(first + unit) % 2], &next = fragments[(first + unit + 1) % 2];
-            const bool begins = SCALED && unit * GROUPS % UNITS == 0;
+            const bool begins = APART && unit * GROUPS % UNITS == 0;
             const bool ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
-            if (ends) read_scales(unit * GROUPS / UNITS);
+            const bool goes_on = more || unit + 1 < UNITS;
+            if (ends && APART) read_scales(SCALE_KIND, unit * GROUPS / UNITS);
+            if (CARRIED && !goes_on) read_scales(UNIT_KIND, GROUPS - 1);
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -121,11 +132,12 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
                 begin();
                 next.load(of_w, beside, own, 0);
             }
-            if (ends) {
+            if (ends && (APART || goes_on)) {
+                if (CARRIED) read_scales(SCALE_KIND, (unit + 1) % UNITS * GROUPS / UNITS);
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-                for (int strip = 0; strip < STRIPS; ++strip) pin(part[strip]);
-                add();
+                for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
+                scale();
             }
         }
     };
@@ -142,6 +154,7 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
     fragments[0].keep(), fragments[1].keep();
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip) pin(sums[strip]);
+    if (CARRIED) scale();
     __syncwarp();
     if (lane == 0) arrive(freed);
 }

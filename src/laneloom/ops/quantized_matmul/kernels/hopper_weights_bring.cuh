@@ -8,7 +8,14 @@
 #define THREADS (128 * CONSUMERS + BRINGERS)
 #define W_BYTES (COLUMNS * LINE)
 #define X_BYTES (ROWS * SLICE * 2)
-#define SCALE_WORDS (COLUMNS * GROUPS * (1 + ZEROS))  // of a slice
+// Beside a slice's values, for each row and group: the scale, of CARRIED what sums are multiplied by before this group's
+// are added; the zero; of CARRIED the power of two that values are multiplied by, and the unit of the sums.
+#define SCALE_WORDS (COLUMNS * GROUPS * (1 + ZEROS + 2 * CARRIED))
+#define WORD_BESIDE(kind, group, n) ((((kind) * GROUPS + (group)) * COLUMNS + (n)) * 4)
+#define SCALE_KIND 0
+#define ZERO_KIND 1
+#define FACTOR_KIND (1 + ZEROS)
+#define UNIT_KIND (2 + ZEROS)
 // A stage of the ring has TOGETHER slices: of W, of X, and the scales.
 #define X_AT (TOGETHER * W_BYTES)
 #define BESIDE (X_AT + TOGETHER * X_BYTES)
@@ -17,6 +24,7 @@
 #define CHUNKS_EACH (X_BY_TMA ? 0 : ROWS * SLICE / 8 * TOGETHER / BRINGERS)  // of 16 bytes of X, that a thread brings
 #define SCALES_EACH ((COLUMNS * TOGETHER + BRINGERS - 1) / BRINGERS)  // rows of W, whose groups' scales it brings
 #define SCALED (GROUP && !FOLD)  // groups' sums are scaled; else their values are, or all sums at the end
+#define APART (SCALED && !CARRIED)  // in registers of their own
 #define UNITS (8 / UNIT)         // of a slice, that are converted and multiplied as one
 #define FEWER_REGISTERS (CONSUMERS == 2 ? 72 : 56)  // those that fill the ring, if TMA brings X, and the others
 #define MORE_REGISTERS (CONSUMERS == 2 ? 216 : 152)
@@ -197,8 +205,8 @@ struct Bringing {
         else load<false>(of, s, slice);
     }
 
-    // stage: where it lies.
-    __device__ __forceinline__ void store(const Brought &of, u32 stage) const {
+    // stage: where it lies. units: of CARRIED, what the sums of this thread's rows are in units of.
+    __device__ __forceinline__ void store(const Brought &of, u32 stage, float (&units)[SCALES_EACH]) const {
 #pragma unroll
         for (int r = 0; r < CHUNKS_EACH; ++r) {
             if (of_chunk(r, 0) >= of.blocks) continue;  // what lies there, no sum that is stored has
@@ -213,14 +221,21 @@ struct Bringing {
         for (int r = 0; GROUP && r < SCALES_EACH; ++r) {
             const int i = r * BRINGERS + of.thread;
             if (COLUMNS * TOGETHER % BRINGERS && i >= COLUMNS * TOGETHER) continue;
-            const u32 words = stage + BESIDE + (i / COLUMNS * SCALE_WORDS + i % COLUMNS) * 4;
+            const u32 words = stage + BESIDE + i / COLUMNS * SCALE_WORDS * 4;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) {
                 const u32 bits = scales[r][g];
-                store_word(words + g * COLUMNS * 4, FOLD ? folded(bits) : __float_as_uint(scale_of(bits)));
+                float scale = FOLD ? __uint_as_float(folded(bits)) : scale_of(bits);
+                if (CARRIED) {
+                    const float before = units[r];
+                    store_word(words + WORD_BESIDE(FACTOR_KIND, g, i % COLUMNS), split(scale, units[r]));
+                    store_word(words + WORD_BESIDE(UNIT_KIND, g, i % COLUMNS), __float_as_uint(units[r]));
+                    scale = before / units[r];
+                }
+                store_word(words + WORD_BESIDE(SCALE_KIND, g, i % COLUMNS), __float_as_uint(scale));
                 if (ZEROS) {
                     const float zero = zeros[r][g];
-                    store_word(words + (GROUPS + g) * COLUMNS * 4, pair_of(zero, zero));
+                    store_word(words + WORD_BESIDE(ZERO_KIND, g, i % COLUMNS), pair_of(zero, zero));
                 }
             }
         }
@@ -233,6 +248,9 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
     const int z = part.inner * s.w_inner, w = part.outer * s.w_outer;
     const int x_z = s.x_inner ? part.inner : 0, x_w = s.x_outer ? part.outer : 0;
     Bringing bringing[DEPTH];
+    float units[SCALES_EACH];
+#pragma unroll
+    for (int r = 0; r < SCALES_EACH; ++r) units[r] = 1;
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
         if (part.first + d * TOGETHER < part.last)
@@ -256,7 +274,7 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
 #endif
                 }
             }
-            bringing[d].store(of, to);
+            bringing[d].store(of, to, units);
             // wgmma reads what was written so; then the warp says so.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
