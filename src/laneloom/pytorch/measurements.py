@@ -43,6 +43,9 @@ class Measurement:
         return f"{text}, {self.source}" if self.source else text
 
 
+_Placed = list[tuple[tuple[float, ...], Measurement]]
+
+
 @dataclass(frozen=True)
 class Table:
     """What is known of a GPU."""
@@ -50,6 +53,15 @@ class Table:
     measurements: tuple[Measurement, ...] = ()
     #: of a warm call of each op, torch's and laneloom's
     host_us: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    #: op, kind, number of sizes, whether rows are regular -> sizes in doublings, measurement
+    by_kind: Mapping[tuple[str, str, int, bool], _Placed] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found: dict[tuple[str, str, int, bool], _Placed] = {}
+        for m in self.measurements:
+            key = m.op, m.kind, len(m.sizes), is_regular(m.sizes)
+            found.setdefault(key, []).append((_doublings(m.sizes), m))
+        object.__setattr__(self, "by_kind", found)
 
 
 @lru_cache(maxsize=32)
@@ -116,19 +128,28 @@ def is_regular(sizes: Sequence[int]) -> bool:
     return all(n % 8 == 0 for n in sizes[-2:])
 
 
-def nearest(known: Sequence[Measurement], op: str, kinds: Sequence[str], sizes: Sequence[int]) -> Measurement | None:
-    """The measurement that speaks for a problem: of the first of `kinds` that has one within REACH, the nearest."""
+def nearest(
+    table: Table, own: Sequence[Measurement], op: str, kinds: Sequence[str], sizes: Sequence[int]
+) -> Measurement | None:
+    """The measurement that speaks for a problem: of the first of `kinds` that has one within REACH, the nearest.
 
-    def distance(m: Measurement) -> float:
-        return max((abs(log2(n / other)) for n, other in zip(sizes, m.sizes, strict=True)), default=0.0)
+    `own` go before equally near ones of the table."""
+    place, regular = _doublings(sizes), is_regular(sizes)
+
+    def distance(placed: tuple[tuple[float, ...], Measurement]) -> float:
+        return max((abs(x - y) for x, y in zip(place, placed[0], strict=True)), default=0.0)
 
     for kind in kinds:
-        fitting = [m for m in known if (m.op, m.kind, len(m.sizes)) == (op, kind, len(sizes))]
-        fitting = [m for m in fitting if is_regular(m.sizes) == is_regular(sizes) or m.sizes == tuple(sizes)]
-        best = min(fitting, key=distance, default=None)
+        key = op, kind, len(sizes), regular
+        fitting = [(_doublings(m.sizes), m) for m in own if key == (m.op, m.kind, len(m.sizes), is_regular(m.sizes))]
+        best = min([*fitting, *table.by_kind.get(key, ())], key=distance, default=None)
         if best is not None and distance(best) <= REACH:
-            return best
+            return best[1]
     return None
+
+
+def _doublings(sizes: Sequence[int]) -> tuple[float, ...]:
+    return tuple(log2(n) for n in sizes)
 
 
 def scaled_us(m: Measurement, sizes: Sequence[int]) -> float:

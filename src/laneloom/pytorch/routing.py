@@ -17,11 +17,12 @@ from ..gpu import Gpu
 from ..ops.attention import config as attention_config
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.matmul import config as matmul_config
-from ..ops.matmul import execute
+from ..ops.matmul import execute, tuned
 from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
+from ..ops.warm import keep
 from .measurements import Measurement, nearest, scaled_kind, scaled_us, table_of, tuned_beside
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -303,12 +304,30 @@ def decide(request: Request, device_type: str, *, always: bool, captured: bool =
         gpu = active_gpu()
         if device_type != expected_device_type():
             return Decision(False, f"on {device_type}, Triton drives {expected_device_type()}")
+        # What else a decision rests on is read once, so that it stays the same object until it is read again.
+        known = table_of(gpu.name), tuned.entries(gpu.name)
+        tf32 = request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32()
+        key = request, gpu, always, captured, tf32
+        table, entries, decision = _decisions.get(key, (None, None, None))
+        if decision is None or table is not known[0] or entries is not known[1]:
+            decision = keep(_decisions, key, (*known, _settle(*key)))[-1]
+    except LaneloomError as error:
+        return Decision(False, str(error))
+    return decision
+
+
+#: of every context of `patched`, which may be entered at each step of a training; with what they rest on
+_decisions: dict[tuple[Any, ...], tuple[Any, Any, Decision]] = {}
+
+
+def _settle(request: Request, gpu: Gpu, always: bool, captured: bool, tf32: bool) -> Decision:
+    try:
         _check_planned(request, gpu)
     except LaneloomError as error:
         return Decision(False, str(error))
     if always:
         return Decision(True, "always")
-    if request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32():
+    if tf32:
         return Decision(False, "torch may multiply fp32 in TF32, which was not measured against")
     return weigh(request, gpu, captured=captured)
 
@@ -324,8 +343,8 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     table = table_of(gpu.name)
     found: list[tuple[Measurement, Part]] = []
     for part in request.parts:
-        known = [*tuned_beside(gpu.name, part.sizes, bare=not request.with_terms), *table.measurements]
-        measured = nearest(known, part.op, part.kinds, part.sizes)
+        own = tuned_beside(gpu.name, part.sizes, bare=not request.with_terms)
+        measured = nearest(table, own, part.op, part.kinds, part.sizes)
         if measured is None:
             sizes = "x".join(map(str, part.sizes))
             return Decision(False, f"nothing measured near {sizes} {part.kinds[0]} on {gpu.name}")
