@@ -197,6 +197,19 @@ CASES = {
     "fp8, fp16, carried": (
         product(250, 60, 288, "fp8", "fp16", scale="fp16", out="fp32"), small(32, x_by_tma=True, carried=True)),
     "int8 of rows, 256 rows of x": (product(230, 70, 416, "int8", group=0, bias="bf16"), small(32, x_by_tma=True)),
+    "int4, in turns": (
+        product(150, 251, 672, "int4", scale="fp16", bias="bf16"),
+        small(10, 2, x_by_tma=True, carried=True, turns=True, unit=8, stages=3)),
+    "int4, in turns, sums apart, two groups of a slice": (
+        product(70, 131, 480, "int4", "fp16", group=64, out="fp32"),
+        small(8, 2, x_by_tma=True, turns=True, unit=4, cluster=2)),
+    "zeros, three in turns": (
+        product(30, 400, 416, "uint4", scale="bf16", zeros=True, batch=(1, 2)),
+        small(4, 3, x_by_tma=True, carried=True, turns=True, unit=1)),
+    "mxfp4, in turns": (
+        product(77, 260, 544, "fp4", scale="e8m0", group=32), small(12, 2, x_by_tma=True, turns=True, unit=8)),
+    "int8 of rows, two strips in turns": (
+        product(90, 300, 288, "int8", group=0, along_m=True), small(6, 2, strips=2, x_by_tma=True, turns=True, unit=2)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 

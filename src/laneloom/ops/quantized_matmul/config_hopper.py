@@ -19,7 +19,7 @@ from .config import BaseConfig
 from .problem import DTYPE_BYTES, QuantizedProblem
 
 SLICE = 128  #: of K
-EIGHTHS = (1, 2, 4, 8, 16, 20, 24, 28, 32)  #: rows of X of a tile, in eights
+EIGHTHS = (1, 2, *range(4, 33, 2))  #: rows of X of a tile, in eights
 CLUSTERS = (1, 2, 4, 8)
 MOST_GROUP = 1 << 30
 #: registers that a thread gets, by consumer warpgroups, and what it needs beside sums and operands
@@ -55,7 +55,8 @@ class HopperWeightsConfig(BaseConfig):
     unit: int = 4  #: times 16 of K that are converted while as many are multiplied
     cluster: int = 1  #: CTAs with a part of K each
     x_by_tma: bool = False  #: X as it lies in memory; else threads bring it, in the order of the weight's values
-    carried: bool = False  #: sums go on in units of the next group's scale; else each group's are apart and added to them
+    carried: bool = False  #: sums go on in units of the next group's scale; else each group's are apart and added
+    turns: bool = False  #: consumers multiply one after another, while the others convert what they multiply next
     fetched: int = 4  #: slices of W that a CTA asks the L2 for before the kernel ahead in the stream has ended
 
     @property
@@ -84,6 +85,7 @@ class HopperWeightsConfig(BaseConfig):
         """Shared memory of one CTA: the ring with its barriers, and what turns each warp's sums; or, of a cluster, the
         sums that take the ring's place."""
         numbers = groups_of_slice(problem) * (1 + (problem.zeros is not None) + 2 * self.carried)
+        numbers *= scaled_group(problem) > 0
         slice_bytes = self.columns * line_bytes(problem) + 2 * SLICE * self.rows + 4 * self.columns * numbers
         stage = -(-self.together * slice_bytes // 1024) * 1024
         ring = self.stages * (stage + 16)
@@ -117,9 +119,9 @@ class HopperWeightsConfig(BaseConfig):
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4, 8):
-            return f"hopper_weights: eighths of 1 to 16, cluster and unit of 1 to 8, powers of 2, got {self.text}"
-        if self.eighths > 8 and not self.x_by_tma:
-            return "hopper_weights: more than 64 rows of X with x_by_tma alone"
+            return f"hopper_weights: 1 or an even number of eighths, up to 32, cluster and unit of 1 to 8, powers of 2, got {self.text}"
+        if self.eighths not in SLICE_US and not self.x_by_tma:
+            return "hopper_weights: 8, 16, 32 or 64 rows of X without x_by_tma"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
             return f"hopper_weights: 1 to 3 consumers of 1 or 2 strips, 256 rows of W at most, got {self.text}"
         if not (2 <= self.stages <= 16 and self.together in (1, 2, 4) and self.depth in (1, 2) and self.fetched >= 0):
@@ -128,11 +130,14 @@ class HopperWeightsConfig(BaseConfig):
             return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
         groups = groups_of_slice(problem)
         scaled = scales_sums(problem)
-        if self.carried and not (scaled and self.x_by_tma and self.together == 1 and can_carry(problem)):
-            return "hopper_weights: carried for scales of groups, x_by_tma, one slice together, and bf16, or fp16 all over"
+        if self.carried and not (self.x_by_tma and self.together == 1 and can_carry(problem)):
+            return "hopper_weights: carried with x_by_tma, one slice together, scales of groups, X of bf16 or all of fp16"
+        if self.turns and not (self.x_by_tma and self.together == 1 and self.consumers > 1):
+            return "hopper_weights: turns with x_by_tma, one slice together, and two consumers or more"
         if scaled and self.unit * groups > 8:
             return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
-        held = self.strips * (4 * self.eighths * (2 if scaled and not self.carried else 1) + 8 * self.unit) + OTHER_REGISTERS
+        sums = 4 * self.eighths * (2 if scaled and not self.carried else 1)
+        held = self.strips * (sums + self.unit * (4 if self.turns else 8)) + OTHER_REGISTERS
         bare = problem.is_packed and problem.zeros is None and problem.bias is None
         held += 0 if bare else BYTES_REGISTERS
         held += SEARCH_REGISTERS if problem.ragged else 0

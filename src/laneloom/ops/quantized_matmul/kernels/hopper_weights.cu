@@ -59,6 +59,90 @@ struct Fragments {
     }
 };
 
+// Of rows' groups: what the sums of a group are multiplied by, or those before it.
+struct Scales {
+    float of[STRIPS][2];
+
+    // Before the wait for the sums. beside: of a slice.
+    __device__ __forceinline__ void read(u32 beside, int own, int kind, int group) {
+#pragma unroll
+        for (int i = 0; SCALED && i < 2 * STRIPS; ++i) {
+            const int n = own + i / 2 * 64 + i % 2 * 8;
+            of[i / 2][i % 2] = __uint_as_float(read_word(beside + WORD_BESIDE(kind, group, n)));
+            asm volatile("" : "+f"(of[i / 2][i % 2]));
+        }
+    }
+    __device__ __forceinline__ void scale(float (&sums)[STRIPS][SUMS], const float (&part)[STRIPS][SUMS]) const {
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+            for (int i = 0; SCALED && i < SUMS; ++i) {
+                float &sum = sums[strip][i], by = of[strip][i / 2 % 2];
+                sum = CARRIED ? sum * by : fmaf(part[strip][i], by, sum);
+            }
+    }
+};
+
+// A unit of a slice whose X lies at `x`. begins: with new sums.
+__device__ __forceinline__ void multiply(float (&into)[STRIPS][SUMS], const Fragments &now, u32 x, int unit, bool begins) {
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int step = 0; step < UNIT; ++step)
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            const u32(&a)[4] = now.a[strip][step];
+            const u64 b = describe_x(x & 0x3ffff, UNIT * unit + step);
+            wgmma(into[strip], a[0], a[1], a[2], a[3], b, !begins || step > 0);
+        }
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+#if TURNS
+__device__ __forceinline__ void take_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); }
+__device__ __forceinline__ void give_turn(int group) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1) % CONSUMERS) : "memory");
+}
+
+// By a warpgroup: the sums of a tile. at: where it is in the ring. Warpgroups take turns: while one multiplies, the others
+// wait for their products, scale sums and convert what they multiply next; those with 256 rows of X are done with that.
+__device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, int slices) {
+    const int group = uniform(threadIdx.x / 128);
+    Fragments now;
+    Scales scales;
+    float part[STRIPS][SUMS];
+    auto &into = APART ? part : sums;
+#pragma unroll 1
+    for (; slices > 0; --slices) {
+        wait_barrier(at.full(), at.phase);
+        const u32 of_w = at.place(), beside = of_w + BESIDE;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; ++unit) {
+            const bool begins = SCALED && unit * GROUPS % UNITS == 0, ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
+            now.load(of_w, beside, own, unit);
+            if (CARRIED && begins) {
+                scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
+                scales.scale(sums, part);
+            }
+            if (APART && ends) scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
+            if (CARRIED && unit + 1 == UNITS && slices == 1) scales.read(beside, own, UNIT_KIND, GROUPS - 1);
+            take_turn(group);
+            multiply(into, now, of_w + X_AT, unit, APART && begins);
+            give_turn(group);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            now.keep();
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
+            if (APART && ends) scales.scale(sums, part);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(at.empty());
+        at.next();
+    }
+    if (CARRIED) scales.scale(sums, part);
+}
+#else
 // By a warpgroup: the sums of a tile. at: where it is in the ring.
 __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, int slices) {
     const int lane = threadIdx.x % 32;
@@ -74,25 +158,7 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
     };
     float part[STRIPS][SUMS];
     auto &into = APART ? part : sums;
-    // Of rows' groups: what the sums of `group` are multiplied by, or those before it. Before the wait for them.
-    float scales[STRIPS][2];
-    const auto read_scales = [&](int kind, int group) {
-#pragma unroll
-        for (int i = 0; SCALED && i < 2 * STRIPS; ++i) {
-            const int n = own + i / 2 * 64 + i % 2 * 8;
-            scales[i / 2][i % 2] = __uint_as_float(read_word(beside + WORD_BESIDE(kind, group, n)));
-            asm volatile("" : "+f"(scales[i / 2][i % 2]));
-        }
-    };
-    const auto scale = [&]() {
-#pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip)
-#pragma unroll
-            for (int i = 0; SCALED && i < SUMS; ++i) {
-                float &sum = sums[strip][i], by = scales[strip][i / 2 % 2];
-                sum = CARRIED ? sum * by : fmaf(part[strip][i], by, sum);
-            }
-    };
+    Scales scales;
     Fragments fragments[2];
     u32 freed = 0;  // when what reads it has been multiplied
     const auto multiply_slice = [&](int first, bool more) {
@@ -103,20 +169,9 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
             const bool begins = APART && unit * GROUPS % UNITS == 0;
             const bool ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
             const bool goes_on = more || unit + 1 < UNITS;
-            if (ends && APART) read_scales(SCALE_KIND, unit * GROUPS / UNITS);
-            if (CARRIED && !goes_on) read_scales(UNIT_KIND, GROUPS - 1);
-#pragma unroll
-            for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (int step = 0; step < UNIT; ++step)
-#pragma unroll
-                for (int strip = 0; strip < STRIPS; ++strip) {
-                    const u32(&a)[4] = now.a[strip][step];
-                    const u64 b = describe_x(x & 0x3ffff, UNIT * unit + step);
-                    wgmma(into[strip], a[0], a[1], a[2], a[3], b, !begins || step > 0);
-                }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            if (ends && APART) scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
+            if (CARRIED && !goes_on) scales.read(beside, own, UNIT_KIND, GROUPS - 1);
+            multiply(into, now, x, unit, begins);
             // What the products before these read is free: registers, and the slice before this one. Not sooner: a word
             // that is still on its way from shared memory must not be overwritten by TMA.
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -133,11 +188,11 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
                 next.load(of_w, beside, own, 0);
             }
             if (ends && (APART || goes_on)) {
-                if (CARRIED) read_scales(SCALE_KIND, (unit + 1) % UNITS * GROUPS / UNITS);
+                if (CARRIED) scales.read(beside, own, SCALE_KIND, (unit + 1) % UNITS * GROUPS / UNITS);
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
-                scale();
+                scales.scale(sums, part);
             }
         }
     };
@@ -154,10 +209,11 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
     fragments[0].keep(), fragments[1].keep();
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip) pin(sums[strip]);
-    if (CARRIED) scale();
+    if (CARRIED) scales.scale(sums, part);
     __syncwarp();
     if (lane == 0) arrive(freed);
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_constant__ Rows rows,
@@ -195,6 +251,9 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
     } else {
         if (X_BY_TMA && CONSUMERS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE_REGISTERS));
         const int own = (warp / 4) * OF_GROUP + warp % 4 * 16 + threadIdx.x % 32 / 4;  // its first row of W
+#if TURNS
+        if (warp / 4 == CONSUMERS - 1) give_turn(CONSUMERS - 1);
+#endif
         for (int tile = blockIdx.x; there; there = CLUSTER == 1 && find_part(part, tile += gridDim.x, search, ends, s, 0)) {
             float sums[STRIPS][SUMS] = {};
             consume(sums, at, own, part.last - part.first);
@@ -203,6 +262,9 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
             if (CLUSTER == 1) store_tile(sums, memory + RING_BYTES / 4 + warp * TURNED_WORDS, to, s, part, own);
             else leave_tile(sums, memory, to, s, part, own);
         }
+#if TURNS
+        if (warp / 4 == 0) take_turn(0);  // what the last one gave
+#endif
     }
 #if CLUSTER > 1
     __syncthreads();

@@ -54,8 +54,8 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
         "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(problem.folds),
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
         "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
-        "X_BY_TMA": int(config.x_by_tma), "CARRIED": int(config.carried), "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1),
-        "GROUPED": int(problem.ragged),
+        "X_BY_TMA": int(config.x_by_tma), "CARRIED": int(config.carried), "TURNS": int(config.turns),
+        "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1), "GROUPED": int(problem.ragged),
         "C_ALONG_M": int(problem.out.strides[2] == 1 and problem.out.strides[3] != 1), "OUT_TYPE": out_type,
         "OUT_KIND": out_kind, "HAS_BIAS": int(problem.has_bias), "BIAS_TYPE": "float" if bias == "fp32" else bias,
     }  # fmt: skip

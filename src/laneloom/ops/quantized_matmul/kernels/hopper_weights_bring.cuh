@@ -10,7 +10,7 @@
 #define X_BYTES (ROWS * SLICE * 2)
 // Beside a slice's values, for each row and group: the scale, of CARRIED what sums are multiplied by before this group's
 // are added; the zero; of CARRIED the power of two that values are multiplied by, and the unit of the sums.
-#define SCALE_WORDS (COLUMNS * GROUPS * (1 + ZEROS + 2 * CARRIED))
+#define SCALE_WORDS (GROUP ? COLUMNS * GROUPS * (1 + ZEROS + 2 * CARRIED) : 0)
 #define WORD_BESIDE(kind, group, n) ((((kind) * GROUPS + (group)) * COLUMNS + (n)) * 4)
 #define SCALE_KIND 0
 #define ZERO_KIND 1
