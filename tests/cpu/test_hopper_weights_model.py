@@ -184,18 +184,21 @@ CASES = {
         product(20, 150, 352, "int8", group=0, along_m=True, out="fp32"),
         small(4, 3, x_by_tma=True, together=2, unit=1)),
     "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True, unit=1)),
-    "int4, sums carried on": (
-        product(150, 131, 544, "int4", scale="bf16", bias="fp32"), small(24, 2, x_by_tma=True, carried=True, unit=4)),
-    "zeros, fp16, groups of two slices, carried, clusters": (
+    "int4, sums carried on, slices of 64": (
+        product(150, 131, 544, "int4", scale="bf16", bias="fp32"),
+        small(24, 2, x_by_tma=True, turns=True, carried=True, slice_k=64, unit=4, stages=3)),
+    "zeros, fp16, groups of four slices, carried, clusters": (
         product(70, 67, 1120, "uint4", "fp16", scale="fp16", group=256, zeros=True, out="fp32"),
-        small(16, x_by_tma=True, carried=True, cluster=2, stages=3)),
+        small(16, 2, x_by_tma=True, turns=True, carried=True, slice_k=64, cluster=2, stages=3)),
     "int8, four groups of a slice, carried": (
-        product(100, 180, 736, "int8", group=32, along_m=True), small(20, 3, x_by_tma=True, carried=True, unit=1)),
+        product(100, 180, 736, "int8", group=32, along_m=True),
+        small(20, 3, x_by_tma=True, turns=True, carried=True, unit=1)),
     "fp4, two groups of a slice, carried, two strips": (
         product(40, 140, 480, "fp4", scale="fp8", group=64, batch=(1, 2)),
-        small(8, strips=2, x_by_tma=True, carried=True)),
+        small(8, 2, strips=2, x_by_tma=True, turns=True, carried=True)),
     "fp8, fp16, carried": (
-        product(250, 60, 288, "fp8", "fp16", scale="fp16", out="fp32"), small(32, x_by_tma=True, carried=True)),
+        product(250, 60, 288, "fp8", "fp16", scale="fp16", out="fp32"),
+        small(32, 2, x_by_tma=True, turns=True, carried=True)),
     "int8 of rows, 256 rows of x": (product(230, 70, 416, "int8", group=0, bias="bf16"), small(32, x_by_tma=True)),
     "int4, in turns": (
         product(150, 251, 672, "int4", scale="fp16", bias="bf16"),
@@ -207,9 +210,9 @@ CASES = {
         product(30, 400, 416, "uint4", scale="bf16", zeros=True, batch=(1, 2)),
         small(4, 3, x_by_tma=True, carried=True, turns=True, unit=1)),
     "mxfp4, in turns": (
-        product(77, 260, 544, "fp4", scale="e8m0", group=32), small(12, 2, x_by_tma=True, turns=True, unit=8)),
+        product(77, 260, 544, "fp4", scale="e8m0", group=32), small(12, 2, x_by_tma=True, turns=True, slice_k=64, unit=4)),
     "int8 of rows, two strips in turns": (
-        product(90, 300, 288, "int8", group=0, along_m=True), small(6, 2, strips=2, x_by_tma=True, turns=True, unit=2)),
+        product(90, 300, 288, "int8", group=0, along_m=True), small(6, 2, strips=2, x_by_tma=True, turns=True, slice_k=64)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 

@@ -37,9 +37,9 @@ struct Fragments {
             for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const int n = own + strip * 64 + half * 8, step = unit * UNIT + i, group = step * GROUPS / 8;
+                    const int n = own + strip * 64 + half * 8, step = unit * UNIT + i, group = step * GROUPS / STEPS;
                     u32 pairs[2 * together];
-                    if (i == 0 || group != (step - together) * GROUPS / 8) {
+                    if (i == 0 || group != (step - together) * GROUPS / STEPS) {
                         const u32 zero = ZEROS ? read_word(beside + WORD_BESIDE(ZERO_KIND, group, n)) : 0;
                         const int kind = FOLD ? SCALE_KIND : FACTOR_KIND;
                         const u32 factor = FOLD || CARRIED ? read_word(beside + WORD_BESIDE(kind, group, n)) : 0;
@@ -107,26 +107,26 @@ __device__ __forceinline__ void give_turn(int group) {
 
 // By a warpgroup: the sums of a tile. at: where it is in the ring. Warpgroups take turns: while one multiplies, the others
 // wait for their products, scale sums and convert what they multiply next; those with 256 rows of X are done with that.
-__device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, int slices) {
+__device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, const Part &of) {
     const int group = uniform(threadIdx.x / 128);
     Fragments now;
     Scales scales;
     float part[STRIPS][SUMS];
     auto &into = APART ? part : sums;
 #pragma unroll 1
-    for (; slices > 0; --slices) {
+    for (int slice = of.first; slice < of.last; ++slice) {
         wait_barrier(at.full(), at.phase);
         const u32 of_w = at.place(), beside = of_w + BESIDE;
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
             const bool begins = SCALED && unit * GROUPS % UNITS == 0, ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
             now.load(of_w, beside, own, unit);
-            if (CARRIED && begins) {
+            if (CARRIED && begins && (GROUP <= SLICE || slice % max(GROUP / SLICE, 1) == 0)) {
                 scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
                 scales.scale(sums, part);
             }
             if (APART && ends) scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
-            if (CARRIED && unit + 1 == UNITS && slices == 1) scales.read(beside, own, UNIT_KIND, GROUPS - 1);
+            if (CARRIED && unit + 1 == UNITS && slice + 1 == of.last) scales.read(beside, own, UNIT_KIND, GROUPS - 1);
             take_turn(group);
             multiply(into, now, of_w + X_AT, unit, APART && begins);
             give_turn(group);
@@ -144,7 +144,8 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
 }
 #else
 // By a warpgroup: the sums of a tile. at: where it is in the ring.
-__device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, int slices) {
+__device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, const Part &of) {
+    int slices = of.last - of.first;
     const int lane = threadIdx.x % 32;
     u32 within = 0, left = slices;
     u32 of_w = 0, of_x = 0, beside = 0, free = 0;  // of the slice that is converted; the barrier of one that ends a stage
@@ -157,7 +158,7 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
         if (ends) within = 0, at.next();
     };
     float part[STRIPS][SUMS];
-    auto &into = APART ? part : sums;
+    auto &into = SCALED ? part : sums;
     Scales scales;
     Fragments fragments[2];
     u32 freed = 0;  // when what reads it has been multiplied
@@ -166,11 +167,9 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
             Fragments &now = fragments[(first + unit) % 2], &next = fragments[(first + unit + 1) % 2];
-            const bool begins = APART && unit * GROUPS % UNITS == 0;
+            const bool begins = SCALED && unit * GROUPS % UNITS == 0;
             const bool ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
-            const bool goes_on = more || unit + 1 < UNITS;
-            if (ends && APART) scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
-            if (CARRIED && !goes_on) scales.read(beside, own, UNIT_KIND, GROUPS - 1);
+            if (ends) scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
             multiply(into, now, x, unit, begins);
             // What the products before these read is free: registers, and the slice before this one. Not sooner: a word
             // that is still on its way from shared memory must not be overwritten by TMA.
@@ -187,11 +186,10 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
                 begin();
                 next.load(of_w, beside, own, 0);
             }
-            if (ends && (APART || goes_on)) {
-                if (CARRIED) scales.read(beside, own, SCALE_KIND, (unit + 1) % UNITS * GROUPS / UNITS);
+            if (ends) {
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-                for (int strip = 0; strip < STRIPS; ++strip) pin(into[strip]);
+                for (int strip = 0; strip < STRIPS; ++strip) pin(part[strip]);
                 scales.scale(sums, part);
             }
         }
@@ -209,7 +207,6 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
     fragments[0].keep(), fragments[1].keep();
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip) pin(sums[strip]);
-    if (CARRIED) scales.scale(sums, part);
     __syncwarp();
     if (lane == 0) arrive(freed);
 }
@@ -256,7 +253,7 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
 #endif
         for (int tile = blockIdx.x; there; there = CLUSTER == 1 && find_part(part, tile += gridDim.x, search, ends, s, 0)) {
             float sums[STRIPS][SUMS] = {};
-            consume(sums, at, own, part.last - part.first);
+            consume(sums, at, own, part);
             wait_for_predecessor();  // C, the bias and the scales of rows come after the kernels ahead
             end_ring();
             if (CLUSTER == 1) store_tile(sums, memory + RING_BYTES / 4 + warp * TURNED_WORDS, to, s, part, own);

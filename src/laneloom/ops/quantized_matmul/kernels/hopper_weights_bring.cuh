@@ -25,7 +25,8 @@
 #define SCALES_EACH ((COLUMNS * TOGETHER + BRINGERS - 1) / BRINGERS)  // rows of W, whose groups' scales it brings
 #define SCALED (GROUP && !FOLD)  // groups' sums are scaled; else their values are, or all sums at the end
 #define APART (SCALED && !CARRIED)  // in registers of their own
-#define UNITS (8 / UNIT)         // of a slice, that are converted and multiplied as one
+#define STEPS (SLICE / 16)       // of a slice
+#define UNITS (STEPS / UNIT)     // of a slice, that are converted and multiplied as one
 #define FEWER_REGISTERS (CONSUMERS == 2 ? 72 : 56)  // those that fill the ring, if TMA brings X, and the others
 #define MORE_REGISTERS (CONSUMERS == 2 ? 216 : 152)
 #define SUMS (EIGHTS * 4)        // of a strip in one thread
@@ -268,8 +269,8 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
                 for (int i = 0; i < count; ++i) {
                     load_box(w_map, to + i * W_BYTES, barrier, (slice + i) * LINE, part.n, z, w);
 #if X_BY_TMA
-                    for (int panel = 0; panel < 2; ++panel)
-                        load_box(&rows, to + X_AT + (2 * i + panel) * (X_BYTES / 2), barrier, (slice + i) * SLICE + panel * 64,
+                    for (int panel = 0; panel < SLICE / 64; ++panel)
+                        load_box(&rows, to + X_AT + i * X_BYTES + panel * ROWS * 128, barrier, (slice + i) * SLICE + panel * 64,
                                  part.m, x_z, x_w);
 #endif
                 }
