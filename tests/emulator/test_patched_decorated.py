@@ -53,7 +53,8 @@ def test_entered_at_each_step_it_decides_once(monkeypatch):
     with laneloom.emulated("gfx1201"):
         for ratio in (1.2, 0.8):
             of = measurements.Measurement("matmul", "fp16 nt", (1, 16, 16, 16), 20.0, ratio)
-            monkeypatch.setattr(routing, "table_of", lambda name, table=measurements.Table((of,)): table)
+            table = measurements.Table((of,))
+            monkeypatch.setattr(routing, "table_of", lambda name, table=table: table)
             reports = []
             for _ in range(3):
                 with laneloom.patched() as p:

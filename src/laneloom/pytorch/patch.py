@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._contextlib import _wrap_generator
 from triton.runtime import driver
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, LaneloomError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
 from .routes import GRADIENTS, MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
@@ -35,6 +35,7 @@ from .routing import (
     attention_request,
     decide,
     grouped_request,
+    known,
     product_request,
     scaled_request,
 )
@@ -87,6 +88,26 @@ class Report:
         return "\n".join([*lines, last])
 
 
+_Met = dict[tuple[Any, ...], tuple[Decided, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Decisions that were made, while what they rest on stays what it is."""
+
+    rests_on: tuple[Any, ...]
+    decisions: dict[tuple[Any, ...], Decided] = field(default_factory=dict)
+    #: of products that nothing else looks at: the decision, and what runs
+    met: _Met = field(default_factory=dict)
+
+
+_memories: dict[tuple[bool, bool], _Memory] = {}  #: by `always` and `captured`
+
+
+def _same(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+    return len(x) == len(y) and all(a is b for a, b in zip(x, y, strict=True))
+
+
 class _Active(threading.local):
     def __init__(self) -> None:
         self.modes: list[Patched] = []
@@ -123,9 +144,7 @@ class Patched(TorchFunctionMode):
         self.always, self.captured = always, captured
         self._counts: Counter[Decided] = Counter()
         self._traced: set[Decided] = set()
-        self._decisions: dict[tuple[Any, ...], Decided] = {}
-        #: of products met before that nothing else looks at: the decision, and what runs
-        self._met: dict[tuple[Any, ...], tuple[Decided, Callable[..., Any]]] = {}
+        self._memory: _Memory | None = None
 
     def __enter__(self) -> Patched:
         super().__enter__()
@@ -184,11 +203,12 @@ class Patched(TorchFunctionMode):
             return False
         about = (_driver(), torch.is_grad_enabled(), _autocast(), forward_ad._current_level, _tf32(x))
         key = (function, options, about, _identity(x), _identity(y), _identity(z))
+        decisions = (self._memory or self._remember()).decisions
         try:
-            known = self._decisions.get(key)
+            before = decisions.get(key)
         except TypeError:  # sizes that are symbols have no hash: make_fx traces
             return self.decide_traced(function, x, y, z, options)
-        found = known or keep(self._decisions, key, self._decided(function, x, y, z, options))
+        found = before or keep(decisions, key, self._decided(function, x, y, z, options))
         self._counts[found] += 1
         return found[2]
 
@@ -218,19 +238,32 @@ class Patched(TorchFunctionMode):
         if key is None:
             return None
         key = func, key, _tf32(args[0])
-        return self._met.get(key) or self._meet(func, key, args)
+        met = (self._memory or self._remember()).met
+        return met.get(key) or self._meet(met, func, key, args)
 
-    def _meet(self, func: Any, key: tuple[Any, ...], args: Any) -> tuple[Decided, Callable[..., Any]] | None:
+    def _remember(self) -> _Memory:
+        """What contexts like this one have met before, as one is entered at each step of a training."""
+        try:
+            rests_on = known()
+        except LaneloomError:
+            rests_on = ()
+        memory = _memories.get((self.always, self.captured))
+        if memory is None or not _same(memory.rests_on, rests_on):
+            memory = _memories[self.always, self.captured] = _Memory(rests_on)
+        self._memory = memory
+        return memory
+
+    def _meet(self, met: _Met, func: Any, key: tuple[Any, ...], args: Any) -> tuple[Decided, Callable[..., Any]] | None:
         function, names = PRODUCTS[func]
         (x, y, *z), refusal = bound(names, args, {})
         if func is torch.Tensor.__rmatmul__ or refusal is not None:
             return None
         decided = self._decided(function, x, y, z[0] if z else None, (None, False, False))
         if not decided[2]:
-            return keep(self._met, key, (decided, func))
+            return keep(met, key, (decided, func))
         operator, arguments = called(function, *args)
         run = operator.find(arguments)
-        return run and keep(self._met, key, (decided, lambda *args: run(*called(function, *args)[1])))
+        return run and keep(met, key, (decided, lambda *args: run(*called(function, *args)[1])))
 
 
 def patched(*, always: bool = False, captured: bool = False) -> Patched:

@@ -22,7 +22,6 @@ from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
-from ..ops.warm import keep
 from .measurements import Measurement, nearest, scaled_kind, scaled_us, table_of, tuned_beside
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -298,36 +297,25 @@ def _fuses_terms(part: Part, gpu: Gpu) -> bool:
     return execute.fuses_epilogue(problem, gpu, None)
 
 
+def known() -> tuple[Any, ...]:
+    """What decisions rest on beside their requests: the GPU and what was measured on it, the same objects until that is
+    read again. Raises LaneloomError where there is none."""
+    gpu = active_gpu()
+    return gpu, table_of(gpu.name), tuned.entries(gpu.name)
+
+
 def decide(request: Request, device_type: str, *, always: bool, captured: bool = False) -> Decision:
     """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`)."""
     try:
         gpu = active_gpu()
         if device_type != expected_device_type():
             return Decision(False, f"on {device_type}, Triton drives {expected_device_type()}")
-        # What else a decision rests on is read once, so that it stays the same object until it is read again.
-        known = table_of(gpu.name), tuned.entries(gpu.name)
-        tf32 = request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32()
-        key = request, gpu, always, captured, tf32
-        table, entries, decision = _decisions.get(key, (None, None, None))
-        if decision is None or table is not known[0] or entries is not known[1]:
-            decision = keep(_decisions, key, (*known, _settle(*key)))[-1]
-    except LaneloomError as error:
-        return Decision(False, str(error))
-    return decision
-
-
-#: of every context of `patched`, which may be entered at each step of a training; with what they rest on
-_decisions: dict[tuple[Any, ...], tuple[Any, Any, Decision]] = {}
-
-
-def _settle(request: Request, gpu: Gpu, always: bool, captured: bool, tf32: bool) -> Decision:
-    try:
         _check_planned(request, gpu)
     except LaneloomError as error:
         return Decision(False, str(error))
     if always:
         return Decision(True, "always")
-    if tf32:
+    if request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32():
         return Decision(False, "torch may multiply fp32 in TF32, which was not measured against")
     return weigh(request, gpu, captured=captured)
 
