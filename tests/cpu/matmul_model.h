@@ -35,7 +35,7 @@ inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   if (at % alignment || at + bytes > (u32)shared_bytes) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);
 }
 
-// Where byte `byte` of a box's row `row` is in shared memory, swizzled by as many bytes as a line has, 32, 64 or 128.
+// Where byte `byte` of a box's row `row` is in shared memory, swizzled by as many bytes as a line has, 64 or 128.
 inline u32 swizzled(u32 box, int row, int byte, int line = 128) {
   const u32 at = box + row * line + byte;
   return at ^ (at >> 7 & line / 16 - 1) << 4;

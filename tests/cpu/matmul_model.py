@@ -283,7 +283,7 @@ class Model:
         self, to, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
     ) -> int:
         size, address = self.sizes[kind], address.value
-        line = {1: 32, 2: 64, 3: 128}.get(swizzle, 0)
+        line = {2: 64, 3: 128}.get(swizzle, 0)
         suits = rank == 4 and list(steps) == [1] * 4 and not interleave and not fill
         suits &= address % 16 == 0 and all(stride % 16 == 0 and stride < 1 << 40 for stride in strides)
         suits &= all(1 <= n <= 1 << 32 for n in sizes) and all(1 <= n <= 256 for n in box) and list(box[2:]) == [1, 1]

@@ -186,10 +186,10 @@ CASES = {
     "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True, unit=1)),
     "int4, sums carried on, slices of 64": (
         product(150, 131, 544, "int4", scale="bf16", bias="fp32"),
-        small(24, 2, x_by_tma=True, turns=True, carried=True, slice_k=64, unit=4, stages=3)),
+        small(24, 2, x_by_tma=True, turns=True, carried=True, unit=4)),
     "zeros, fp16, groups of four slices, carried, clusters": (
         product(70, 67, 1120, "uint4", "fp16", scale="fp16", group=256, zeros=True, out="fp32"),
-        small(16, 2, x_by_tma=True, turns=True, carried=True, slice_k=64, cluster=2, stages=3)),
+        small(16, 2, x_by_tma=True, turns=True, carried=True, cluster=2, stages=3)),
     "int8, four groups of a slice, carried": (
         product(100, 180, 736, "int8", group=32, along_m=True),
         small(20, 3, x_by_tma=True, turns=True, carried=True, unit=1)),
@@ -210,9 +210,11 @@ CASES = {
         product(30, 400, 416, "uint4", scale="bf16", zeros=True, batch=(1, 2)),
         small(4, 3, x_by_tma=True, carried=True, turns=True, unit=1)),
     "mxfp4, in turns": (
-        product(77, 260, 544, "fp4", scale="e8m0", group=32), small(12, 2, x_by_tma=True, turns=True, slice_k=64, unit=4)),
+        product(77, 260, 544, "fp4", scale="e8m0", group=32), small(12, 2, x_by_tma=True, turns=True, unit=8)),
     "int8 of rows, two strips in turns": (
-        product(90, 300, 288, "int8", group=0, along_m=True), small(6, 2, strips=2, x_by_tma=True, turns=True, slice_k=64)),
+        product(90, 300, 288, "int8", group=0, along_m=True), small(6, 2, strips=2, x_by_tma=True, turns=True)),
+    "int4, more blocks of rows than follow each other": (
+        product(1300, 150, 32, "int4"), small(32, 2, x_by_tma=True, turns=True, carried=True)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from ..matmul.problem import Matrix
 from .config import BaseConfig
 from .problem import DTYPE_BYTES, QuantizedProblem
 
-SLICES = (128, 64)  #: of K
+SLICE = 128  #: of K
 BRINGERS = 128  #: threads that fill the ring
 EIGHTHS = (1, 2, *range(4, 33, 2))  #: rows of X of a tile, in eights
 CLUSTERS = (1, 2, 4, 8)
@@ -51,8 +51,7 @@ class HopperWeightsConfig(BaseConfig):
     consumers: int = 2  #: warpgroups that multiply
     strips: int = 1  #: of 64 rows of W, of each
     stages: int = 3  #: of the ring
-    slice_k: int = 128  #: of K
-    together: int = 2  #: slices of a stage
+    together: int = 2  #: slices of 128 of K of a stage
     depth: int = 1  #: stages that are on their way to the threads that bring X and the scales
     unit: int = 4  #: times 16 of K that are converted while as many are multiplied
     cluster: int = 1  #: CTAs with a part of K each
@@ -86,10 +85,10 @@ class HopperWeightsConfig(BaseConfig):
     def shared_bytes(self, problem: QuantizedProblem) -> int:
         """Shared memory of one CTA: the ring with its barriers, and what turns each warp's sums; or, of a cluster, the
         sums that take the ring's place."""
-        numbers = groups_of_slice(problem, self.slice_k) * (1 + (problem.zeros is not None) + 2 * self.carried)
-        numbers *= scaled_group(problem) > 0
-        slice_bytes = self.columns * line_bytes(problem, self.slice_k) + 2 * self.slice_k * self.rows
-        slice_bytes += 4 * self.columns * numbers
+        numbers = 0
+        if scaled_group(problem):
+            numbers = groups_of_slice(problem) * (1 + (problem.zeros is not None) + 2 * self.carried)
+        slice_bytes = self.columns * line_bytes(problem) + 2 * SLICE * self.rows + 4 * self.columns * numbers
         stage = -(-self.together * slice_bytes // 1024) * 1024
         ring = self.stages * (stage + 16)
         if self.cluster > 1:
@@ -122,25 +121,23 @@ class HopperWeightsConfig(BaseConfig):
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4, 8):
-            return f"hopper_weights: 1 or an even number of eighths, up to 32, cluster and unit of 1 to 8, powers of 2, got {self.text}"
+            return f"hopper_weights: eighths of 1 or even up to 32, cluster and unit powers of 2 up to 8, got {self.text}"
         if self.eighths not in SLICE_US and not self.x_by_tma:
             return "hopper_weights: 8, 16, 32 or 64 rows of X without x_by_tma"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
             return f"hopper_weights: 1 to 3 consumers of 1 or 2 strips, 256 rows of W at most, got {self.text}"
         if not (2 <= self.stages <= 16 and self.together in (1, 2, 4) and self.depth in (1, 2) and self.fetched >= 0):
             return f"hopper_weights: 2 to 16 stages, 1, 2 or 4 slices together, 1 or 2 deep, got {self.text}"
-        if self.cluster > -(-problem.k // self.slice_k):
-            return f"hopper_weights: at least {self.slice_k} of K for each of {self.cluster} CTAs, K is {problem.k}"
-        groups, steps = groups_of_slice(problem, self.slice_k), self.slice_k // 16
+        if self.cluster > -(-problem.k // SLICE):
+            return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
+        groups = groups_of_slice(problem)
         scaled = scales_sums(problem)
         if self.turns and not (self.x_by_tma and self.together == 1 and self.consumers > 1):
             return "hopper_weights: turns with x_by_tma, one slice together, and two consumers or more"
-        if self.slice_k not in SLICES or not self.turns and (self.carried or self.slice_k != SLICES[0]):
-            return "hopper_weights: slices of 128; of 64, or carried, in turns alone"
-        if self.carried and not can_carry(problem):
-            return "hopper_weights: carried for scales of groups, with X of bf16, or X and scales of fp16"
-        if self.unit > steps or scaled and self.unit * groups > steps:
-            return f"hopper_weights: a unit of at most {steps // groups} for groups of {problem.group}, got {self.unit}"
+        if self.carried and not (self.turns and can_carry(problem)):
+            return "hopper_weights: carried in turns, for scales of groups, with X of bf16, or X and scales of fp16"
+        if scaled and self.unit * groups > 8:
+            return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
         sums = 4 * self.eighths * (2 if scaled and not self.carried else 1)
         held = self.strips * (sums + self.unit * (4 if self.turns else 8)) + OTHER_REGISTERS
         bare = problem.is_packed and problem.zeros is None and problem.bias is None
@@ -167,9 +164,9 @@ class HopperWeightsConfig(BaseConfig):
 CONFIGS: dict[str, type[BaseConfig]] = {"hopper_weights": HopperWeightsConfig}
 
 
-def groups_of_slice(problem: QuantizedProblem, slice_k: int) -> int:
+def groups_of_slice(problem: QuantizedProblem) -> int:
     """Scales of a row of a slice."""
-    return max(1, slice_k // problem.group) if problem.group else 1
+    return max(1, SLICE // problem.group) if problem.group else 1
 
 
 def scaled_group(problem: QuantizedProblem) -> int:
@@ -188,20 +185,20 @@ def can_carry(problem: QuantizedProblem) -> bool:
     return scales_sums(problem) and (problem.dtype == "bf16" or problem.dtype_scale == "fp16")
 
 
-def scale_piece(problem: QuantizedProblem, slice_k: int) -> int:
+def scale_piece(problem: QuantizedProblem) -> int:
     """Bytes of scales that one load takes, of a slice that has several."""
     size = scale_bytes(problem)
     piece = size
     outer, inner, row, _ = problem.scales.strides
     ends = (problem.scales.alignment, *(step * size for step in (outer, inner, row)))
-    while piece < min(4, groups_of_slice(problem, slice_k) * size) and all(end % (2 * piece) == 0 for end in ends):
+    while piece < min(4, groups_of_slice(problem) * size) and all(end % (2 * piece) == 0 for end in ends):
         piece *= 2
     return piece
 
 
-def line_bytes(problem: QuantizedProblem, slice_k: int) -> int:
+def line_bytes(problem: QuantizedProblem) -> int:
     """Of a slice of a row of W."""
-    return slice_k // 2 if problem.is_packed else slice_k
+    return SLICE // 2 if problem.is_packed else SLICE
 
 
 def in_lines(matrix: Matrix, size: int) -> bool:
@@ -215,7 +212,7 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
     if config.cluster == 1:  # of clusters all that there may be are launched
         tiles = problem.likely_row_tiles(config.rows) * config.blocks(problem)[1]
     rounds = ceil(tiles / int(clusters_at_once(config.cluster, gpu)))
-    slices = -(-problem.k // (128 * config.cluster))
+    slices = -(-problem.k // (SLICE * config.cluster))
     if config.x_by_tma:
         scaled = scales_sums(problem)
         fixed, more = TMA_SLICE_US[scaled][config.eighths]

@@ -50,10 +50,10 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
     constants = {
         "FP16": int(problem.dtype == "fp16"), "VALUES": VALUES[problem.dtype_w], "BITS": 4 if problem.is_packed else 8,
         "SCALES": SCALES[problem.dtype_scale], "SCALE_BYTES": scale_bytes(problem),
-        "SCALE_PIECE": scale_piece(problem, config.slice_k), "GROUP": scaled_group(problem),
-        "GROUPS": groups_of_slice(problem, config.slice_k), "ZEROS": int(problem.zeros is not None), "FOLD": int(problem.folds),
+        "SCALE_PIECE": scale_piece(problem), "GROUP": scaled_group(problem),
+        "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(problem.folds),
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
-        "SLICE": config.slice_k, "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
+        "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
         "X_BY_TMA": int(config.x_by_tma), "CARRIED": int(config.carried), "TURNS": int(config.turns),
         "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1), "GROUPED": int(problem.ragged),
         "C_ALONG_M": int(problem.out.strides[2] == 1 and problem.out.strides[3] != 1), "OUT_TYPE": out_type,
@@ -87,7 +87,7 @@ class _Prepared:
             *problem.x.strides[:2], *problem.scales.strides[:2], *zeros[:2], *problem.out.strides[:2],
             problem.bias[2] if problem.bias else 0, int(values[0] > 0), int(values[1] > 0),
         )  # fmt: skip
-        line = line_bytes(problem, config.slice_k)
+        line = line_bytes(problem)
         outer, inner = (size if step else 1 for size, step in zip(problem.batch, values, strict=False))
         w_map = TensorMap(
             "uint8", (problem.k_stored, problem.n, inner, outer),

@@ -27,6 +27,7 @@
 #define APART (SCALED && !CARRIED)  // in registers of their own
 #define STEPS (SLICE / 16)       // of a slice
 #define UNITS (STEPS / UNIT)     // of a slice, that are converted and multiplied as one
+#define NEIGHBOURS (ROWS < 1024 ? 1024 / ROWS : 1)  // blocks of X whose tiles follow each other
 #define FEWER_REGISTERS (CONSUMERS == 2 ? 72 : 56)  // those that fill the ring, if TMA brings X, and the others
 #define MORE_REGISTERS (CONSUMERS == 2 ? 216 : 152)
 #define SUMS (EIGHTS * 4)        // of a strip in one thread
@@ -72,7 +73,7 @@ struct Search {
 __device__ __forceinline__ int from_lane(int x, int lane) { return (int)__shfl_sync(~0u, (u32)x, lane); }
 
 // Whether there is a tile `number`, not less than the last one that was asked for; if so, it. By a warp. Neighbours have
-// the same rows of W, so that the L2 brings them once.
+// the same rows of W, so that the L2 brings them once; no more of X's than are as many bytes as all CTAs' rows of W.
 __device__ __forceinline__ bool find_part(Part &part, int number, Search &search, const int *ends, const WeightSizes &s,
                                           u32 rank) {
     const int all = (s.K + SLICE - 1) / SLICE;
@@ -108,7 +109,9 @@ __device__ __forceinline__ bool find_part(Part &part, int number, Search &search
     part.outer = product / s.inner, part.inner = product - part.outer * s.inner;
     number -= product * s.blocks_m * s.blocks_n;
 #endif
-    part.m = number % s.blocks_m * ROWS, part.n = number / s.blocks_m * COLUMNS;
+    const int first = number / (NEIGHBOURS * s.blocks_n) * NEIGHBOURS, blocks = min(NEIGHBOURS, s.blocks_m - first);
+    number -= first * s.blocks_n;
+    part.m = (first + number % blocks) * ROWS, part.n = number / blocks * COLUMNS;
     return true;
 #endif
 }

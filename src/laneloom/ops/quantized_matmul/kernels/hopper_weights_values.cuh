@@ -2,7 +2,8 @@
 // VALUES: 0 int4, 1 uint4, 2 fp4 (E2M1), 3 int8, 4 fp8 (E4M3). SCALES: 0 FP32, 1 FP16, 2 BF16, 3 E8M0, 4 E4M3.
 // Source: PTX ISA, `lop3`, `cvt`; OCP Microscaling Formats, E2M1 and E8M0.
 
-#define LINE (SLICE * BITS / 8)  // bytes of a slice, of SLICE of K, of a row of W
+#define SLICE 128                // of K
+#define LINE (SLICE * BITS / 8)  // bytes of a slice of a row of W
 
 #if FP16
 #define PAIR "f16x2"
@@ -137,9 +138,9 @@ __device__ __forceinline__ u32 pair_of_8(u32 word, int at) {
 #endif
 }
 
-// Where a chunk of 16 bytes of a row lies: TMA's swizzles of 32, 64 and 128 bytes.
+// Where a chunk of 16 bytes of a row lies: TMA's swizzles of 64 and of 128 bytes.
 __device__ __forceinline__ u32 place_w(int row, int chunk) {
-    return row * LINE + ((chunk ^ (row * LINE / 128 & LINE / 16 - 1)) << 4);
+    return row * LINE + ((BITS == 4 ? chunk ^ (row >> 1 & 3) : chunk ^ (row & 7)) << 4);
 }
 
 // Values of row n as pairs, two of them for each of COUNT steps of 16 from `step` on, of lane t of 4; of_w: where the slice
