@@ -76,6 +76,42 @@ def test_gradients_of_gemm(activation):
         assert torch.equal(warm, operator)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("of_a", "of_b"), [
+    ((3, 40, 64), (64, 96)), ((2, 3, 40, 64), (64, 96)), ((3, 40, 64), (3, 64, 96)), ((5, 1, 64), (64, 96)),
+    ((2, 1, 8, 64), (3, 64, 96)), ((40, 64), (3, 64, 96)), ((2, 3, 2, 8, 40), (2, 1, 2, 40, 24)),
+])  # fmt: skip
+@pytest.mark.parametrize("terms", [{}, {"alpha": 0.5}, {"bias": True}, {"addend": True}, {"scale": True}])
+def test_batches(of_a, of_b, turned, terms):
+    """Products and gradients beside FP64: a rounding to bf16 each, 2**-9, and a second one of sums over a batch."""
+    terms = dict(terms)
+    shape = torch.broadcast_shapes(of_a[:-2], of_b[:-2])
+    for seed in (10, 20):  # the second call finds what the first prepared
+        grad = tensor(*shape, of_a[-2], of_b[-1], seed=seed + 2)
+        b = tensor(*of_b[:-2], of_b[-1], of_b[-2], seed=seed + 1).mT if turned else tensor(*of_b, seed=seed + 1)
+        leaves = [tensor(*of_a, seed=seed).requires_grad_(), b.requires_grad_()]
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        given, alpha = {}, terms.get("alpha", 1.0)
+        exact = alpha * (wide[0] @ wide[1])
+        if "alpha" in terms:
+            given["alpha"] = alpha
+        if "bias" in terms:
+            given["bias"] = tensor(of_b[-1], seed=seed + 3)
+            exact = exact + given["bias"].double()
+        if "addend" in terms:
+            given |= {"c": tensor(of_a[-2], of_b[-1], seed=seed + 4), "beta": 2.0}
+            exact = exact + 2 * given["c"].double()
+        if "scale" in terms:
+            given["scale_b"] = tensor(1, dtype=torch.float32, seed=seed + 5)
+            exact = exact * given["scale_b"].double()
+        out = laneloom.gemm(*leaves, **given)
+        out.backward(grad)
+        exact.backward(grad.double())
+        for got, wanted in zip((out, *(x.grad for x in leaves)), (exact, *(x.grad for x in wide)), strict=True):
+            assert got.shape == wanted.shape
+            assert (got.double() - wanted).norm() <= 2 * 2.0**-9 * wanted.norm()
+
+
 #: how the incoming gradient lies
 INCOMING = {
     "dense": lambda grad: grad,

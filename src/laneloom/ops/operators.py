@@ -141,11 +141,13 @@ class Composed(WarmCalls):
         self._make = make
 
     def __call__(self, *args: Any) -> Any:
-        seen = is_compiling() or torch.is_grad_enabled() or is_watched()
-        key = None if seen else self.key_of(args)
-        if key is None:
-            return self._make(False, *args)(*args)
-        return self.prepared(key, args)(*args)
+        if not (is_compiling() or torch.is_grad_enabled() or is_watched()):
+            # `patched`, in force in the backward, would be called for every tensor's every attribute.
+            with torch._C.DisableTorchFunction():
+                key = self.key_of(args)
+                if key is not None:
+                    return self.prepared(key, args)(*args)
+        return self._make(False, *args)(*args)
 
 
 # Found once: to look such a function up costs as much as to call it.

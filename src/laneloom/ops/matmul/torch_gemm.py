@@ -139,7 +139,7 @@ def _prepare(
         _run(a, b, c, bias, out, alpha, beta, activation, config, others[3:5], names, arithmetic)
         return out
 
-    plain = config is None and alpha != 0 and a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape)
+    plain = config is None and alpha != 0 and 0 not in (*a.shape, *b.shape)
     of_blocks = have_blocks(scale_a, scale_b, shape)
     if not plain or gpu.matrix_instructions != "wgmma" or not all(
         x is None or of_blocks or x.is_contiguous() for x in (scale_a, scale_b)
@@ -154,8 +154,10 @@ def _prepare(
         )  # fmt: skip
 
     first = terms_of(c, bias, alpha, beta, scale_a, scale_b)
-    problem = execute.problem_of(a, b, empty, dtypes, first, arithmetic)
-    assert problem is not None  # no batch
+    x, y = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (a, b))
+    problem = execute.problem_of(x, y, empty, dtypes, first, arithmetic)
+    if problem is None:  # a batch of three strides
+        return run_unprepared
     if problem.epilogue is None or execute.fuses_epilogue(problem, gpu, None):
         chosen = plan(problem, gpu)
         launch = prepared_on(execute.schedule_of(chosen).prepare, problem, chosen, gpu, a.device)

@@ -263,13 +263,17 @@ def summed_product(
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     if batch == shape[:-2]:
         return product(x, y)
-    if shape[:-2].numel() == 1:  # a sum over the whole batch is a longer K
-        k = prod(batch) * x.shape[-1]
-        # Not flatten: gradients of several at once (is_grads_batched) know no rule for it.
-        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], k)
-        y = y.expand(*batch, *y.shape[-2:]).reshape(k, y.shape[-1])
-        return product(x, y).reshape(shape)
+    if shape[:-2].numel() == 1:
+        return product(*_joined(x, y, batch)).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
+
+
+def _joined(x: torch.Tensor, y: torch.Tensor, batch: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Matrices whose product is the sum of a batch of them: over a longer K."""
+    k = prod(batch) * x.shape[-1]
+    # Not flatten: gradients of several at once (is_grads_batched) know no rule for it.
+    x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], k)
+    return x, y.expand(*batch, *y.shape[-2:]).reshape(k, y.shape[-1])
 
 
 def summing_step(
@@ -278,8 +282,22 @@ def summing_step(
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
     """What gives `summed_product` of x, y and alpha as a step of a formula: of operands that lie as these do, of any
     alpha that is 0 or 1 where this is."""
-    if not prepared or not x.dim() == y.dim() == len(shape) == 2:
+    if not prepared:
         return lambda x, y, alpha=1.0: summed_product(x, y, shape, alpha, how)
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    if batch == shape[:-2]:
+        return _product_step(x, y, alpha, how)
+    if shape[:-2].numel() == 1:
+        joined = _joined(x, y, batch)
+        if all(part.data_ptr() == whole.data_ptr() for part, whole in zip(joined, (x, y), strict=True)):  # views
+            (of_x, of_y), step = ((z.shape, z.stride()) for z in joined), _product_step(*joined, alpha, how)
+            return lambda x, y, alpha=1.0: step(x.as_strided(*of_x), y.as_strided(*of_y), alpha).view(shape)
+    return lambda x, y, alpha=1.0: summed_product(x, y, shape, alpha, how)
+
+
+def _product_step(
+    x: torch.Tensor, y: torch.Tensor, alpha: float, how: Sequence[str | None]
+) -> Callable[..., torch.Tensor]:
     if alpha == 1:
         return matmul_operator.prepared(x, y, None, None, *how, None)
     from .torch_gemm import gemm_operator
