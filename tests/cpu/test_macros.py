@@ -116,6 +116,25 @@ def test_instructions_know_the_line_of_their_call():
 
 
 @pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("a: s_nop 0\n.ifdef a\ns_nop 1\n.endif\n.ifndef b\ns_nop 2\n.endif\nb:", "0 1 2"),
+        ("s_nop 0\n.ifdef b\ns_nop 1\n.endif\nb:", "0"),
+        ("b:\nc: s_nop 2\n.set a, c - b\n.ifdef a\ns_nop 1\n.endif", "2 1"),
+        (".irp x,\ns_nop 1\n.endr\n.irp x, 2,,3,\ns_nop 1\\x\n.endr", "12 1 13"),
+        (".macro M a:vararg\n.irp x, \\a\ns_nop \\x\n.endr\n.endm\nM\nM 1,2", "1 2"),
+        (".macro M n\ns_nop 0x\\n\\@\n.endm\nM 1\nM 1", "0x10 0x11"),
+        (".macro M\ns_nop \\+\n.endm\n.macro N\ns_nop \\+\n.endm\nM\nN\nM", "0 0 1"),
+        ('.amdgcn_target "amdgcn-amd-amdhsa--gfx90a"\n.if .amdgcn.gfx_generation_stepping == 10\ns_nop 1\n.endif', "1"),
+    ],
+)
+def test_what_is_defined_and_how_often_it_is_made(text, numbers):
+    """As LLVM's assembler makes it."""
+    made = [line.rpartition("s_nop ")[2] for _, line in expand(text) if "s_nop" in line]
+    assert " ".join(made) == numbers
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (".macro A\nA\n.endm\nA", "line 4: A calls itself without an end"),

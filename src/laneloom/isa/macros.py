@@ -16,6 +16,8 @@ _DIRECTIVE = re.compile(r"\s*\.(\w+)\b\s*(.*?)\s*$")
 _DEFINED = re.compile(r"\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_][\w.$]*)\s*,|([A-Za-z_][\w.$]*)\s*=(?!=))\s*(.+?)\s*$")
 _CALL = re.compile(r"\s*(?:([\w.$@]+:)\s*)?([A-Za-z_.][\w.$]*)(?:\s+(.*?))?\s*$")
 _ENDS = {"macro": ("endm", "endmacro"), "rept": ("endr",), "rep": ("endr",), "irp": ("endr",), "irpc": ("endr",)}
+_LABEL = re.compile(r"\s*([A-Za-z_.$][\w.$@]*):(?!:)")
+_TARGET = re.compile(r'^[ \t]*\.amdgcn_target[ \t]+"[^"\n]*gfx(\d+)([0-9a-f])([0-9a-f])\b', re.M)
 _TESTS = {"if": "!=", "ifne": "!=", "ifeq": "==", "ifgt": ">", "ifge": ">=", "iflt": "<", "ifle": "<="}
 _USES = re.compile(r"^[ \t]*\.(?:macro|rept?|irpc?|include|altmacro|if\w*)\b", re.M)
 _MOST = 1_000_000  #: lines that come out
@@ -27,6 +29,7 @@ Line = tuple[int, str]
 class _Macro:
     parameters: list[tuple[str, str, bool]]  #: name, what it is where nothing is given, whether it takes all the rest
     body: list[Line]
+    calls: int = 0  #: `\\+`
 
 
 class _Left(Exception):
@@ -36,6 +39,7 @@ class _Left(Exception):
 @dataclass
 class _Expansion:
     symbols: dict[str, int] = field(default_factory=dict)
+    defined: set[str] = field(default_factory=set)  #: what `.ifdef` finds: labels and symbols so far
     macros: dict[str, _Macro] = field(default_factory=dict)
     out: list[Line] = field(default_factory=list)
     calls: int = 0  #: `\\@`
@@ -67,14 +71,19 @@ class _Expansion:
                 self._plain(number, line, code)
 
     def _plain(self, number: int, line: str, code: str) -> None:
+        if label := _LABEL.match(code):
+            self.defined.add(label[1])
         call = _CALL.match(code)
         if call and call[2] in self.macros:
             if call[1]:
                 self._put(number, call[1])
             self._call(number, self.macros[call[2]], call[2], call[3] or "")
             return
-        if (defined := _DEFINED.match(code)) and (value := value_of(defined[3], self.symbols)) is not None:
-            self.symbols[defined[1] or defined[2]] = value
+        if defined := _DEFINED.match(code):
+            name = defined[1] or defined[2]
+            self.defined.add(name)
+            if (value := value_of(defined[3], self.symbols)) is not None:
+                self.symbols[name] = value
         self._put(number, line)
 
     def _put(self, number: int, line: str) -> None:
@@ -93,6 +102,8 @@ class _Expansion:
             symbol, *given = _arguments(rest)
             if name == "irpc":
                 given = list("".join(given))
+            while given and not given[-1]:
+                given.pop()
             for text in given:
                 self.run([(k, _put_in(line, {symbol: text})) for k, line in body])
 
@@ -116,7 +127,8 @@ class _Expansion:
         self.depth += 1
         if self.depth > 200:
             raise EmulationError(f"line {number}: {name} calls itself without an end")
-        given["@"] = str(self.calls - 1)
+        given["@"], given["+"] = str(self.calls - 1), str(macro.calls)
+        macro.calls += 1
         with contextlib.suppress(_Left):
             self.run([(number, _put_in(line, given)) for _, line in macro.body])
         self.depth -= 1
@@ -148,7 +160,7 @@ class _Expansion:
         if name == "else":
             return True
         if name in ("ifdef", "ifndef", "ifnotdef"):
-            return (rest in self.symbols) == (name == "ifdef")
+            return (rest in self.defined or rest in self.symbols) == (name == "ifdef")
         if name in ("ifb", "ifnb"):
             return bool(rest) == (name == "ifnb")
         if name in ("ifc", "ifnc", "ifeqs", "ifnes"):
@@ -207,9 +219,7 @@ def _parameter(word: str) -> tuple[str, str, bool]:
 
 def _put_in(line: str, given: dict[str, str]) -> str:
     """A line of a body with its arguments, each written `\\name`; `\\()` parts a name from what is behind it."""
-    if "@" in given:
-        line = line.replace("\\@", given["@"])
-    line = re.sub(r"\\([\w$.]+)", lambda m: given.get(m[1], m[0]), line)
+    line = re.sub(r"\\([\w$.]+|[@+])", lambda m: given.get(m[1], m[0]), line)
     return line.replace("\\()", "")
 
 
@@ -218,12 +228,20 @@ def uses_macros(text: str) -> bool:
     return _USES.search(text) is not None
 
 
+def _target_symbols(text: str) -> dict[str, int]:
+    """What LLVM's assembler says of the GPU that `.amdgcn_target` names."""
+    target = _TARGET.search(text)
+    names = ("number", "minor", "stepping")
+    return {f".amdgcn.gfx_generation_{n}": int(digits, 16 if n != "number" else 10)
+            for n, digits in zip(names, target.groups(), strict=True)} if target else {}  # fmt: skip
+
+
 def expand(text: str) -> list[Line]:
     """The lines that an assembler makes of a text, each with the number of the line it comes from: that of the call,
     of what a macro makes.
 
     Raises EmulationError for what it cannot expand.
     """
-    expansion = _Expansion()
+    expansion = _Expansion(_target_symbols(text))
     expansion.run(list(enumerate(text.split("\n"), 1)))
     return expansion.out
