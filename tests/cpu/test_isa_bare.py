@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from laneloom.cli import app
+from laneloom.errors import ArgumentError
+from laneloom.isa.metadata import parse_metadata
 
 TWO = """\t.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
 first:
@@ -81,6 +83,26 @@ def test_what_cannot_be_assembled_is_said(isa):
     assert "line 3: `v_moov_b32 v1, 1`: invalid" in isa(TWO.replace("v_mov", "v_moov"), "--kernel", "first")[1]
     assert "no AMDGCN instruction" in isa("no code\n", "--gpu", "gfx1100")[1]
     assert "--gpu" in isa("s_endpgm\n")[1]
+
+
+@pytest.mark.parametrize("line", ["s_nop FOO", "v_lshl_add_u32 v2, v0, v0", "ds_read_b32 v1", "v_mov_b32 v[5:3], 0"])
+def test_lines_that_llvm_refuses_are_named(isa, line):
+    code, said = isa(f"s_nop 0\n{line}\nv_readlane_b32 s0, v2, 0\nds_read_b32 v3, v2\n", "--gpu", "gfx942", "--check")
+    assert (code, f"line 2: `{line}`: " in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (".args:\n      - .offset: 0", ": an entry has no '.size'$"),
+        (".wavefront_size: 0", "broken$"),
+        (".args: x", "broken$"),
+    ],
+)
+def test_metadata_that_is_broken(entry, why):
+    """As that of a binary is that was cut off; of a text LLVM says what is wrong."""
+    with pytest.raises(ArgumentError, match=why):
+        parse_metadata(f".amdgpu_metadata\namdhsa.kernels:\n  - .name: k\n    {entry}\n.end_amdgpu_metadata\n")
 
 
 def test_every_described_kernel_is_checked_by_itself(isa):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from laneloom.emulator.launch import launch
+from laneloom.emulator.loaded import LoadedObject
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
 from laneloom.errors import EmulationError
@@ -123,3 +124,12 @@ def test_names_that_llvm_quotes():
     text += '\t.type\tword,@object\nword:\n\t.asciz\t"f__C<i32, c1>"\n\t.size\tword, 14\n'
     launch(Program(text, "gfx1250"), [1], struct.pack("<Q", out.ctypes.data), workgroup_size=1, regions=[region])
     assert out[0] == 22
+
+
+@pytest.mark.parametrize("place", [1 << 44, 1 << 63])
+def test_a_broken_file_with_a_segment_beyond_all_memory(place):
+    head = struct.pack("<4sBB10xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 3, 224, 1, 0, 64, 0, 0, 64, 56, 1, 64, 0, 0)
+    with pytest.raises(EmulationError, match=r"cut off or broken$"):
+        LoadedObject(head + struct.pack("<IIQQQQQQ", 1, 4, 0, place, 0, 0, 64, 4096))
+    with pytest.raises(EmulationError, match=r"cut off or broken$"):
+        LoadedObject(head)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, LaneloomError, UnsupportedError
 from .product import (
     AsJson,
     Dtype,
@@ -96,17 +97,17 @@ def isa(
         source = read_source(target, gpu, kernel)
         bare = source.elf is None and ".amdgpu_metadata" not in source.text
         if (check or bare) and source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
-            from ..codegen.assemble import object_file
-
-            with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
-                object_file(source.text, source.gpu)  # which says what cannot be assembled
+            _assemble(source)
         if check:
-            _check(source.text, source.gpu, kernel, profile, as_json)
+            with _broken_lines_said(source):
+                _check(source.text, source.gpu, kernel, profile, as_json)
             return
         if bare:
             from ..isa.bare import bare_kernel
 
-            _show(bare_kernel(source.text, _gpu_of(source, target), kernel), said, asked, listing, as_json)
+            with _broken_lines_said(source):
+                shown = bare_kernel(source.text, _gpu_of(source, target), kernel)
+            _show(shown, said, asked, listing, as_json)
             return
         code = _code_object(source, target, kernel)
     elif target == "attention":
@@ -136,6 +137,27 @@ def isa(
         _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)
         return
     _show(code, said, asked, listing, as_json)
+
+
+def _assemble(source: Source) -> None:
+    """Raises CompileError, which says what cannot be assembled."""
+    from ..codegen.assemble import object_file
+
+    with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
+        object_file(source.text, str(source.gpu))
+
+
+@contextmanager
+def _broken_lines_said(source: Source) -> Iterator[None]:
+    """What stumbles over a line such as one without its last operand says which LLVM refuses."""
+    try:
+        yield
+    except LaneloomError:
+        raise
+    except (LookupError, TypeError, ValueError):
+        if source.gpu is not None and source.elf is None:
+            _assemble(source)
+        raise
 
 
 def _check(

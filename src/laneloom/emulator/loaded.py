@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import EmulationError
-from ..isa.elf import Relocation, read_relocations, read_sections, read_segments
+from ..isa.elf import BROKEN, Relocation, Segment, read_relocations, read_sections, read_segments
 from .memory import Region
 
 _PAGE = 4096
+_MOST = 1 << 36  #: bytes from address 0 to the end of the last segment; more is no code object
 _ABS32_LO, _ABS32_HI, _ABS64, _ABS32, _RELATIVE64 = 1, 2, 3, 6, 13
 _WEAK = 2
 
@@ -23,16 +24,23 @@ class LoadedObject:
     """
 
     def __init__(self, elf: bytes):
-        """Raises EmulationError for a symbol that the code object expects from elsewhere."""
-        segments = read_segments(elf)
+        """Raises EmulationError for a symbol that the code object expects from elsewhere, and for a broken file."""
+        try:
+            self._load(read_segments(elf), read_relocations(read_sections(elf)))
+        except BROKEN as error:
+            raise EmulationError("the code object is cut off or broken") from error
+
+    def _load(self, segments: list[Segment], relocations: list[Relocation]) -> None:
         end = max((s.address + s.nbytes for s in segments), default=0)
+        if end > _MOST:
+            raise ValueError(end)
         self._memory = np.zeros(end + 2 * _PAGE, np.uint8)
         skip = -self._memory.ctypes.data % _PAGE
         self.base = self._memory.ctypes.data + skip  #: where the code object's address 0 is
         self._bytes = self._memory[skip:]
         for s in segments:
             self._bytes[s.address : s.address + len(s.data)] = np.frombuffer(s.data, np.uint8)
-        for relocation in read_relocations(read_sections(elf)):
+        for relocation in relocations:
             self._fill_in(relocation)
         self.regions = [
             Region(f"code object's data from {s.address:#x}", self.base + s.address, s.nbytes, self._memory)

@@ -50,15 +50,22 @@ class KernelMetadata:
 
 
 def parse_metadata(asm: str) -> tuple[KernelMetadata, ...]:
-    """Every kernel of the text's metadata block, in its order; empty where the text has no such block."""
+    """Every kernel of the text's metadata block, in its order; empty where the text has no such block.
+
+    Raises ArgumentError for a block that is not what LLVM's guide describes.
+    """
     block = _BLOCK.search(asm)
     if block is None:
         return ()
     lines = [re.sub(r"(?:^|\s)#.*", "", line).rstrip() for line in block[1].splitlines()]
     lines = [line for line in lines if line.strip() and line.strip() not in ("---", "...")]
-    document, _ = _parse_block(lines, 0, 0)
-    kernels = document.get("amdhsa.kernels", []) if isinstance(document, dict) else []
-    return tuple(_kernel(entry) for entry in kernels)
+    try:
+        document = _parse_block(lines, 0, 0)[0] if lines else {}
+        kernels = document.get("amdhsa.kernels") or () if isinstance(document, dict) else ()
+        return tuple(_kernel(entry) for entry in kernels)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        why = f": an entry has no {error}" if isinstance(error, KeyError) else ""
+        raise ArgumentError(f"the metadata of the kernels (.amdgpu_metadata) is broken{why}") from error
 
 
 def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
@@ -91,6 +98,8 @@ def _kernel(entry: dict[str, Any]) -> KernelMetadata:
         for a in entry.get(".args") or ()
     )
     required = entry.get(".reqd_workgroup_size")
+    if (wave := int(entry.get(".wavefront_size", 64))) not in (32, 64):
+        raise ValueError(wave)
     return KernelMetadata(
         name=str(entry[".name"]),
         arguments=arguments,
@@ -102,7 +111,7 @@ def _kernel(entry: dict[str, Any]) -> KernelMetadata:
         sgprs=int(entry.get(".sgpr_count", 0)),
         vgpr_spills=int(entry.get(".vgpr_spill_count", 0)),
         sgpr_spills=int(entry.get(".sgpr_spill_count", 0)),
-        wave=int(entry.get(".wavefront_size", 64)),
+        wave=wave,
         max_workgroup_size=int(entry.get(".max_flat_workgroup_size", 1024)),
         workgroup_processor_mode=bool(int(entry.get(".workgroup_processor_mode", 0))),
         workgroup_size=tuple(int(n) for n in required) if required else None,
