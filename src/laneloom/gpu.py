@@ -150,9 +150,16 @@ class Gpu:
         """
         return self.name == "gfx90a"
 
-    def waves_per_simd(self, vgprs: int) -> int:
-        """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""
-        granules = -(-max(vgprs, 1) // self.vgpr_granule)
+    def registers_each(self, lanes: int | None) -> int:
+        """Registers of the file that one of a wave of so many lanes takes: two of RDNA's, of 64 lanes."""
+        return max(1, (lanes or self.wave) // self.wave)
+
+    def waves_per_simd(self, vgprs: int, lanes: int | None = None) -> int:
+        """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside).
+
+        lanes: of a wave, by default the GPU's own.
+        """
+        granules = -(-max(vgprs, 1) * self.registers_each(lanes) // self.vgpr_granule)
         return min(self.max_waves_per_simd, self.vgpr_file // (granules * self.vgpr_granule))
 
 

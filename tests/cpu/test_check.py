@@ -224,15 +224,15 @@ amdhsa.kernels:
     .sgpr_spill_count: 0
     .vgpr_count: {vgprs}
     .vgpr_spill_count: {spills}
-    .wavefront_size: 32
+    .wavefront_size: {wave}
 ...
 	.end_amdgpu_metadata
 """
 
 
-def described(vgprs=32, lds=0, scratch=0, spills=0, body="s_nop 0") -> list[tuple[str, str]]:
+def described(vgprs=32, lds=0, scratch=0, spills=0, body="s_nop 0", wave=32) -> list[tuple[str, str]]:
     text = f"k:\n\t{body}\n\ts_endpgm\n.Lfunc_end0:\n" + METADATA.format(
-        vgprs=vgprs, lds=lds, scratch=scratch, spills=spills
+        vgprs=vgprs, lds=lds, scratch=scratch, spills=spills, wave=wave
     )
     (report,) = check(text, "gfx1100")
     return [(f.rule, f.what) for f in report.findings]
@@ -258,7 +258,7 @@ def test_spills():
     ],
 )  # fmt: skip
 def test_a_kernel_ends(body, ends):
-    text = f"k:\n\t{body}\n.Lfunc_end0:\n" + METADATA.format(vgprs=32, lds=0, scratch=0, spills=0)
+    text = f"k:\n\t{body}\n.Lfunc_end0:\n" + METADATA.format(vgprs=32, lds=0, scratch=0, spills=0, wave=32)
     (report,) = check(text, "gfx1100")
     assert [f.rule for f in report.findings] == ([] if ends else ["runs-past-end"])
     assert report.clean == ends
@@ -269,6 +269,8 @@ def test_occupancy():
     assert rule == "occupancy"
     # 1536 registers in steps of 24: 200 take 216, of which 7 fit: 3 workgroups of 4 waves on 2 SIMDs. At 192 4 fit.
     assert text == "6 of 16 waves per SIMD: limited by 200 VGPRs (SGPRs never limit); 192 would let 8 waves in"
+    ((_, text),) = described(vgprs=100, wave=64)  # as many as 200 in waves of 32, in steps of 12
+    assert text == "7 of 16 waves per SIMD: limited by 100 VGPRs (SGPRs never limit); 96 would let 8 waves in"
     ((rule, text),) = described(lds=32768)
     assert rule == "occupancy"
     assert "4 of 16 waves per SIMD: limited by 32768 bytes of LDS" in text

@@ -65,6 +65,13 @@ def test_what_the_descriptor_tells(isa):
     assert "Vector registers not known" in isa(symbols, "--kernel", "first")[1]
 
 
+def test_registers_of_waves_of_64_lanes(isa):
+    text = "\t.amdgcn_target \"amdgcn-amd-amdhsa--gfx1100\"\nk:\n\ts_endpgm\n\t.amdhsa_kernel k\n"
+    asked = "\t\t.amdhsa_next_free_vgpr 128\n\t\t.amdhsa_next_free_sgpr 8\n\t\t.amdhsa_wavefront_size32 {}\n"
+    for wave32, waves in ((1, 10), (0, 5)):
+        assert f"permit {waves} waves per SIMD" in isa(text + asked.format(wave32) + "\t.end_amdhsa_kernel\n")[1]
+
+
 def test_code_alone(isa):
     """Registers are those that it names: of CDNA's two kinds the sum."""
     code = "\n".join(line for line in TWO.splitlines() if "amdhsa_" not in line)

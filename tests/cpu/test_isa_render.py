@@ -110,6 +110,22 @@ def test_occupancy(gpu: str, registers: int, lds: int, warps: int, wgp: bool, ex
     assert (found.waves_per_simd, found.limiter, found.by_lds, found.workgroups) == expected
 
 
+@pytest.mark.parametrize(
+    ("gpu", "of_32", "of_64"),
+    [
+        ("gfx1100", {96: 16, 100: 12, 128: 10, 200: 7, 255: 5}, {48: 16, 60: 12, 64: 10, 96: 8, 128: 5, 255: 2}),
+        ("gfx1102", {60: 16, 72: 12, 128: 8, 255: 4}, {32: 16, 48: 10, 72: 7, 84: 5, 150: 3, 255: 2}),
+        ("gfx1201", {96: 16, 127: 10, 191: 8}, {60: 12, 72: 10, 100: 7, 168: 4, 200: 3}),
+    ],
+)
+def test_registers_of_waves_of_both_sizes(gpu: str, of_32: dict[int, int], of_64: dict[int, int]):
+    """As LLVM 19 prints "Occupancy" of kernels with so many registers."""
+    for lanes, known in ((32, of_32), (64, of_64)):
+        assert {n: get_gpu(gpu).waves_per_simd(n, lanes) for n in known} == known
+    assert get_gpu(gpu).waves_per_simd(200) == get_gpu(gpu).waves_per_simd(200, 32)
+    assert get_gpu("gfx942").waves_per_simd(128, 64) == get_gpu("gfx942").waves_per_simd(128) == 4
+
+
 @dataclass(frozen=True)
 class Kernel:
     """What `render` needs of a CodeObject."""

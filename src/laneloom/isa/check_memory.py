@@ -180,7 +180,7 @@ def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | N
         return
     lds = m.lds_bytes if lds_bytes is None else lds_bytes
     waves = num_warps or max(1, m.max_workgroup_size // m.wave)
-    by_registers = gpu.waves_per_simd(m.vgprs)
+    by_registers = gpu.waves_per_simd(m.vgprs, m.wave)
     mode = m.workgroup_processor_mode
 
     def occupancy_of(registers: int) -> Occupancy:
@@ -198,7 +198,7 @@ def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | N
             kinds = f"{m.vgprs} VGPRs ({m.agprs} of them accumulation registers)" if m.agprs else f"{m.vgprs} VGPRs"
         text = f"{at}: limited by {kinds}"
         if more is not None:
-            step = gpu.vgpr_file // more // gpu.vgpr_granule * gpu.vgpr_granule
+            step = gpu.vgpr_file // more // gpu.vgpr_granule * gpu.vgpr_granule // gpu.registers_each(m.wave)
             text += f"; {step} would let {occupancy_of(more).waves_per_simd:g} waves in"
     else:
         text = f"{at}: limited by {lds} bytes of LDS in each workgroup ({waves} waves); registers permit {by_registers}"

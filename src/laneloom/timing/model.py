@@ -93,7 +93,7 @@ class Sampler:
         waves = -(-threads // program.lanes)
         whole_wgp = together == 2 and bool(program.listing.directive("workgroup_processor_mode", 1))
         lds = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
-        by_registers = self.gpu.waves_per_simd(program.listing.directive("next_free_vgpr", 256))
+        by_registers = self.gpu.waves_per_simd(program.listing.directive("next_free_vgpr", 256), program.lanes)
         fits = occupancy(
             self.gpu, by_registers=by_registers, lds_bytes=lds, num_warps=waves, workgroup_processor_mode=whole_wgp
         )
