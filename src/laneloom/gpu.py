@@ -154,13 +154,20 @@ class Gpu:
         """Registers of the file that one of a wave of so many lanes takes: two of RDNA's, of 64 lanes."""
         return max(1, (lanes or self.wave) // self.wave)
 
-    def waves_per_simd(self, vgprs: int, lanes: int | None = None) -> int:
+    def waves_of_sgprs(self, sgprs: int) -> int:
+        """Waves that fit one SIMD when each needs `sgprs` scalar registers: CDNA has 800 for them (LLVM's table)."""
+        if self.vendor != "amd" or self.major != 9:
+            return self.max_waves_per_simd
+        fits = next((waves for most, waves in ((80, 10), (88, 9), (100, 8)) if sgprs <= most), 7)
+        return min(self.max_waves_per_simd, fits)
+
+    def waves_per_simd(self, vgprs: int, lanes: int | None = None, sgprs: int = 0) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside).
 
-        lanes: of a wave, by default the GPU's own.
+        lanes: of a wave, by default the GPU's own. sgprs: scalar registers, which limit on CDNA alone.
         """
         granules = -(-max(vgprs, 1) * self.registers_each(lanes) // self.vgpr_granule)
-        return min(self.max_waves_per_simd, self.vgpr_file // (granules * self.vgpr_granule))
+        return min(self.waves_of_sgprs(sgprs), self.vgpr_file // (granules * self.vgpr_granule))
 
 
 def _rdna(

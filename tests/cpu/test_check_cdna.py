@@ -330,7 +330,7 @@ amdhsa.kernels:
     .group_segment_fixed_size: {lds}
     .max_flat_workgroup_size: 256
     .private_segment_fixed_size: 0
-    .sgpr_count: 20
+    .sgpr_count: {sgprs}
     .sgpr_spill_count: 0
     .vgpr_count: {vgprs}
     .vgpr_spill_count: 0
@@ -354,11 +354,28 @@ amdhsa.kernels:
     ],
 )  # fmt: skip
 def test_occupancy(gpu: str, vgprs: int, agprs: int, lds: int, words: str | None):
-    (report,) = check(METADATA.format(vgprs=vgprs, agprs=agprs, lds=lds), gpu)
+    (report,) = check(METADATA.format(vgprs=vgprs, agprs=agprs, lds=lds, sgprs=20), gpu)
     found = [f.what for f in report.findings if f.rule == "occupancy"]
     assert len(found) == (words is not None)
     if words:
         assert found[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sgprs", "vgprs", "words"),
+    [
+        ("gfx908", 80, 20, None), ("gfx942", 100, 20, None),
+        ("gfx908", 84, 20, "9 of 10 waves per SIMD: limited by 84 SGPRs, of which a SIMD has 800"),
+        ("gfx908", 100, 20, "8 of 10 waves per SIMD: limited by 100 SGPRs, of which a SIMD has 800"),
+        ("gfx90a", 104, 60, "7 of 8 waves per SIMD: limited by 104 SGPRs, of which a SIMD has 800"),
+        ("gfx942", 102, 72, "7 of 8 waves per SIMD: limited by 72 VGPRs"),
+        ("gfx942", 102, 128, "4 of 8 waves per SIMD: limited by 128 VGPRs; 96 would let 5 waves in"),
+    ],
+)  # fmt: skip
+def test_scalar_registers_limit(gpu: str, sgprs: int, vgprs: int, words: str | None):
+    """As LLVM 19 prints "Occupancy" of such kernels."""
+    text = METADATA.format(vgprs=vgprs, agprs=0, lds=0, sgprs=sgprs).replace("size: 256", "size: 64")
+    assert [f.what for f in check(text, gpu)[0].findings if f.rule == "occupancy"] == [words][: words is not None]
 
 
 def test_rules_of_rdna_do_not_speak():

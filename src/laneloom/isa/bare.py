@@ -130,7 +130,8 @@ def _resources(bare: BareKernel) -> Table:
     table.add_row("LDS", _of(bare.lds_bytes, gpu.lds_bytes, " B"))
     table.add_row("Wave", f"{bare.wave} lanes")
     if bare.vgprs:
-        table.add_row("Occupancy", f"registers permit {gpu.waves_per_simd(bare.vgprs, bare.wave)} waves per SIMD")
+        waves = gpu.waves_per_simd(bare.vgprs, bare.wave, bare.sgprs or 0)
+        table.add_row("Occupancy", f"registers permit {waves} waves per SIMD")
     return table
 
 

@@ -180,7 +180,7 @@ def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | N
         return
     lds = m.lds_bytes if lds_bytes is None else lds_bytes
     waves = num_warps or max(1, m.max_workgroup_size // m.wave)
-    by_registers = gpu.waves_per_simd(m.vgprs, m.wave)
+    by_registers = gpu.waves_per_simd(m.vgprs, m.wave, m.sgprs)
     mode = m.workgroup_processor_mode
 
     def occupancy_of(registers: int) -> Occupancy:
@@ -191,13 +191,15 @@ def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | N
         return
     at = f"{fits.waves_per_simd:g} of {gpu.max_waves_per_simd} waves per SIMD"
     if fits.limiter == "registers":
-        better = (n for n in range(by_registers + 1, 17) if occupancy_of(n).workgroups > fits.workgroups)
-        more = next(better, None)
+        rest = range(by_registers + 1, gpu.waves_of_sgprs(m.sgprs) + 1)
+        more = next((n for n in rest if occupancy_of(n).workgroups > fits.workgroups), None)
         kinds = f"{m.vgprs} VGPRs (SGPRs never limit)"
         if gpu.major == 9:  # one file for both
             kinds = f"{m.vgprs} VGPRs ({m.agprs} of them accumulation registers)" if m.agprs else f"{m.vgprs} VGPRs"
         text = f"{at}: limited by {kinds}"
-        if more is not None:
+        if gpu.waves_per_simd(m.vgprs, m.wave) > by_registers:
+            text = f"{at}: limited by {m.sgprs} SGPRs, of which a SIMD has 800"
+        elif more is not None:
             step = gpu.vgpr_file // more // gpu.vgpr_granule * gpu.vgpr_granule // gpu.registers_each(m.wave)
             text += f"; {step} would let {occupancy_of(more).waves_per_simd:g} waves in"
     else:

@@ -88,7 +88,7 @@ def code_occupancy(code: CompiledKernel) -> Occupancy:
     """Waves per SIMD of a CodeObject with its LDS counted, and the limiter."""
     return occupancy(
         code.gpu,
-        by_registers=code.occupancy or code.gpu.waves_per_simd(code.vgprs, code.wave),
+        by_registers=code.occupancy or code.gpu.waves_per_simd(code.vgprs, code.wave, code.sgprs),
         lds_bytes=code.lds_bytes,
         num_warps=code.num_warps,
         workgroup_processor_mode=code.workgroup_processor_mode,
