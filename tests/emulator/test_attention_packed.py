@@ -235,3 +235,45 @@ def test_one_longest_length_is_enough_for_one_vector_of_lengths():
     assert laneloom.flash_attention(q, q, q, cu_seqlens_q=first, max_seqlen_q=3).shape == q.shape
     with pytest.raises(ArgumentError, match=r"^max_seqlen_q: expected the longest sequence's length, which a meta "):
         laneloom.flash_attention(q, q, q, cu_seqlens_q=first)
+
+
+#: lengths as numbers of a call, which grow from call to call: how it is called with one
+LENGTHS_AS_NUMBERS = {
+    "max_seqlen_q": lambda x, most: laneloom.flash_attention(
+        x, x, x, cu_seqlens_q=torch.tensor([0, 8, 24], dtype=torch.int32), max_seqlen_q=most),
+    "window": lambda x, most: laneloom.flash_attention(*[x.transpose(0, 1)[None]] * 3, window=(most, 0)),
+    "max_seqlen_k": lambda x, most: laneloom.attention_decode(
+        x[:1, None], *[x[None]] * 2, cache_lengths=torch.tensor([20], dtype=torch.int32), max_seqlen_k=most),
+    "decode's window": lambda x, most: laneloom.attention_decode(
+        x[:1, None], *[x[None]] * 2, cache_lengths=torch.tensor([20], dtype=torch.int32), window=most),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", LENGTHS_AS_NUMBERS.values(), ids=LENGTHS_AS_NUMBERS)
+def test_compiled_code_serves_lengths_that_grow(call):
+    x = torch.randn(24, 2, 16, dtype=torch.float16)
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    with laneloom.emulated("gfx942"):
+        for most in (16, 18, 19, 23):
+            assert torch.equal(compiled(x, most), call(x, most))
+    assert len(graphs) <= 2  # of the first number, which a compiler takes for a constant, and of all others
+
+
+@pytest.mark.parametrize("call", LENGTHS_AS_NUMBERS.values(), ids=LENGTHS_AS_NUMBERS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_code_takes_lengths_from_sizes(call, strict):
+    class Model(torch.nn.Module):
+        def forward(self, x, like):
+            return call(x, like.shape[0])
+
+    x, sizes = torch.randn(24, 2, 16, dtype=torch.float16), {0: torch.export.Dim("most", min=2, max=1 << 20)}
+    with laneloom.emulated("gfx942"):
+        exported = torch.export.export(Model(), (x, torch.ones(20)), dynamic_shapes=(None, sizes), strict=strict)
+        assert torch.equal(exported.module()(x, torch.ones(17)), call(x, 17))

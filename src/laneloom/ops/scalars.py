@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,18 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a caller gave an integer, Python's or numpy's."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    """Whether a caller gave an integer, Python's or numpy's, or one that is a symbol while torch traces."""
+    return (isinstance(value, int | np.integer) and not isinstance(value, bool)) or _is_symbol(value)
+
+
+def whole(value: Any) -> Any:
+    """An integer as Python's own; a symbol stays one, so that what is traced serves all integers."""
+    return value if _is_symbol(value) else int(value)
+
+
+def _is_symbol(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.SymInt)
 
 
 def shown(value: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..scalars import is_whole, shown
+from ..scalars import is_whole, shown, whole
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
 from ..traced import loaded
 from .arguments import Tensors, address_of, aligned_copy, checked_scale, checked_softcap, is_direct, strides_of
@@ -87,12 +87,12 @@ def attention_decode(
         if not is_whole(window) or window < 0:
             what = "how many keys a query sees before its own"
             raise ArgumentError(f"window: expected {what}, or None, got {shown(window)}")
-        window = min(int(window), 1 << 62)  # the operator's integers hold that
+        window = _held(window)
     if max_seqlen_k is not None:
         if not is_whole(max_seqlen_k) or max_seqlen_k < 1:
             what = "about how many keys the longest sequence has"
             raise ArgumentError(f"max_seqlen_k: expected {what}, or None, got {shown(max_seqlen_k)}")
-        max_seqlen_k = rounded_up(int(max_seqlen_k))
+        max_seqlen_k = _held(max_seqlen_k)
     arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window, checked_softcap(softcap), max_seqlen_k)
     if kind is np.ndarray:
         results = prepare_decode(*arguments)(*arguments)
@@ -104,9 +104,13 @@ def attention_decode(
     return results if return_lse else results[0]
 
 
+def _held(keys: Any) -> Any:
+    """A number of keys as the operator's integers hold it."""
+    return whole(keys if keys < 1 << 62 else 1 << 62)
+
+
 def rounded_up(keys: int) -> int:
     """The least of 64, 96, 128, 192, 256, .. that is no less: a plan and its kernel serve all up to there."""
-    keys = min(keys, 1 << 62)  # the operator's integers hold that
     most = max(64, 1 << (keys - 1).bit_length())
     return most * 3 // 4 if most > 64 and keys <= most * 3 // 4 else most
 
@@ -127,7 +131,7 @@ def prepare_decode(
     operands = named_operands(q, k_cache, v_cache, lengths, block_table)
     _check_dtypes(operands, gpu)
     problem = _problem(operands, scale, window, softcap)
-    planned = problem if max_seqlen_k is None else replace(problem, keys=min(max_seqlen_k, problem.keys))
+    planned = problem if max_seqlen_k is None else replace(problem, keys=min(rounded_up(max_seqlen_k), problem.keys))
     config = plan_decode(planned, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
     rows = (problem.batch, problem.heads, problem.queries)
     make_out, make_lse = _maker((*q.shape[:3], problem.d_v), q, q.dtype), _maker(rows, q)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
-from ..scalars import is_whole, shown
+from ..scalars import is_whole, shown, whole
 from ..target import is_emulated
 from .arguments import Tensors, address_of, strides_of
 from .config import Role, checked_config, plan_backward
@@ -48,7 +48,7 @@ def band_of(causal: Any, window: Any) -> Band:
             f"window: expected (left, right), keys seen before and after a query's own, None for all, got "
             f"{shown(window)}"
         )
-    return Band(known[causal], *(None if s is None or s > _MOST_KEYS else int(s) for s in sizes))
+    return Band(known[causal], *(None if s is None or s > _MOST_KEYS else whole(s) for s in sizes))
 
 
 class Packing(NamedTuple):
@@ -92,7 +92,7 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
             longest = int((x[1:] - x[:-1]).max())
         if not is_whole(longest) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
-        found.append(int(longest))
+        found.append(whole(longest))
     return Packing(first_q, first_k, *found)
 
 

@@ -5,16 +5,24 @@ It has no gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...errors import UnsupportedError
 from ..operators import complete, one_by_one
-from ..warm import WarmCalls
-from .decode import check_axes, check_devices, named_operands, prepare_decode
+from ..warm import Key, WarmCalls, key_of
+from .decode import check_axes, check_devices, named_operands, prepare_decode, rounded_up
 
-_warm = WarmCalls(prepare_decode)
+
+def _key_of(args: Sequence[Any]) -> Key | None:
+    """Of `max_seqlen_k` what plans go by: it may grow from call to call."""
+    *rest, most = args
+    return key_of(args if most is None else (*rest, rounded_up(most)))
+
+
+_warm = WarmCalls(prepare_decode, _key_of)
 
 
 def _decode(
@@ -58,7 +66,7 @@ _OPERATOR: Any = torch.library.custom_op(
     mutates_args=(),
     schema=(
         "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_lengths, Tensor? block_table=None, float? scale=None, "
-        "int? window=None, float softcap=0.0, int? max_seqlen_k=None) -> (Tensor, Tensor)"
+        "SymInt? window=None, float softcap=0.0, SymInt? max_seqlen_k=None) -> (Tensor, Tensor)"
     ),
 )
 _OPERATOR.register_fake(_decode_fake)

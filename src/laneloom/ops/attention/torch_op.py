@@ -22,8 +22,8 @@ from .hopper import is_boxed
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 OPTIONS = (
-    'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
-    "Tensor? first_k=None, int max_queries=0, int max_keys=0"
+    'str causal="none", float? scale=None, SymInt? left=None, SymInt? right=None, Tensor? first_q=None, '
+    "Tensor? first_k=None, SymInt max_queries=0, SymInt max_keys=0"
 )
 _MORE = "bool deterministic=False, float softcap=0.0"
 
