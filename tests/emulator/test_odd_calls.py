@@ -183,6 +183,32 @@ def test_tensors_without_strides():
                 call(wrong)
 
 
+@pytest.mark.filterwarnings("ignore:.*(CSR|nested)")
+def test_nested_tensors_in_every_place():
+    """torch itself stops with an internal error where one is asked for its shape."""
+    x, q, ends = torch.ones(4, 4).half(), torch.ones(4, 1, 16).half(), torch.tensor([0, 4], dtype=torch.int32)
+    weight = laneloom.quantize_weight(torch.ones(4, 32), "int8", group=None)
+    for wrong in (torch.nested.nested_tensor([x]), torch.nested.nested_tensor([ends])):
+        refused = {
+            "out": (
+                lambda wrong: laneloom.matmul(x, x, out=wrong),
+                lambda wrong: laneloom.grouped_matmul(x, x[None], ends[1:], out=wrong),
+                lambda wrong: laneloom.transform3d(torch.ones(1, 2, 2, 2), torch.ones(2, 2), out=wrong),
+            ),
+            "q": (lambda wrong: laneloom.flash_attention(wrong, q, q, cu_seqlens_q=ends),),
+            "v": (lambda wrong: laneloom.flash_attention(q, q, wrong, cu_seqlens_q=ends),),
+            "cu_seqlens_q": (lambda wrong: laneloom.flash_attention(q, q, q, cu_seqlens_q=wrong),),
+        }  # fmt: skip
+        for name, calls in refused.items():
+            for call in calls:
+                with pytest.raises((ArgumentError, UnsupportedError), match=rf"^{name}: expected .* nested"):
+                    call(wrong)
+    with pytest.raises(UnsupportedError, match=r"^scales: expected a strided tensor, got a nested one"):
+        laneloom.QuantizedWeight(weight.values, torch.nested.nested_tensor([weight.scales]), "int8")
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_q: .*sparse_csr"):
+        laneloom.flash_attention(q, q, q, cu_seqlens_q=torch.ones(2, 2).to_sparse_csr())
+
+
 def test_results_that_show_other_bits():
     x = torch.ones(2, 3, dtype=torch.complex64)
     with pytest.raises(ArgumentError, match=r"^out: expected a tensor that shows the bits it holds, got a conjugated"):

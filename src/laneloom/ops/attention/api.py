@@ -138,6 +138,8 @@ def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any
     """Packed rows [all positions, H, D] as [1, H, all positions, D]; anything else as it is."""
     if packing is None or not hasattr(x, "swapaxes") or isinstance(x, type):
         return x
+    if getattr(x, "is_nested", False):
+        raise UnsupportedError(f"{name}: expected packed rows [positions, H, D] with cu_seqlens_q, got a nested tensor")
     if len(x.shape) != _PACKED_AXES:
         raise ArgumentError(f"{name}: expected 3 axes [positions, H, D] with cu_seqlens_q, got shape {tuple(x.shape)}")
     return x.swapaxes(0, 1)[None]

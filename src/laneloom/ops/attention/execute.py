@@ -73,8 +73,7 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         raise ArgumentError("cu_seqlens_q: expected where the queries' sequences begin, as cu_seqlens_k is, got None")
     first_k = first_q if first_k is None else first_k
     for name, x in (("cu_seqlens_q", first_q), ("cu_seqlens_k", first_k)):
-        vector = not isinstance(x, type) and hasattr(x, "shape")
-        if not vector or x.dtype != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
+        if not _has_shape(x) or x.dtype != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
             raise ArgumentError(
                 f"{name}: expected a contiguous int32 vector of sequences + 1 elements, got {_described(x)}"
             )
@@ -96,10 +95,16 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
     return Packing(first_q, first_k, *found)
 
 
+def _has_shape(x: Any) -> bool:
+    """Whether x has one shape, which a nested tensor has not: torch raises an error of its own where it is asked."""
+    return not isinstance(x, type) and not getattr(x, "is_nested", False) and hasattr(x, "shape")
+
+
 def _described(x: Any) -> str:
-    if isinstance(x, type) or not hasattr(x, "shape"):
-        return f"a {type(x).__name__}"
-    return f"a {type(x).__name__} of {x.dtype} with shape {tuple(x.shape)} and strides {strides_of(x)}"
+    if not _has_shape(x):
+        return f"a {'nested ' if getattr(x, 'is_nested', False) is True else ''}{type(x).__name__}"
+    lies = f"strides {strides_of(x)}" if str(getattr(x, "layout", "torch.strided")) == "torch.strided" else x.layout
+    return f"a {type(x).__name__} of {x.dtype} with shape {tuple(x.shape)} and {lies}"
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:

@@ -104,7 +104,7 @@ def grouped_matmul(
 
 def check_precision(dtype_a: str, precision: str | None) -> None:
     """Raise ArgumentError for what groups of `dtype_a` cannot be multiplied in."""
-    if precision not in (None, "ieee", "promoted"):
+    if not (precision is None or (isinstance(precision, str) and precision in ("ieee", "promoted"))):
         raise ArgumentError(f"precision: expected None, 'ieee' or 'promoted', got {shown(precision)}")
     check_arithmetic(dtype_a, precision, None)
 
@@ -152,6 +152,9 @@ def check_apart(out: Any, *operands: Any) -> None:
 
 def check_tensor_out(a: Any, b: Any, ends: Any, out: Any, out_dtype: Any = None) -> None:
     """Raise ArgumentError for a tensor that the result, of `out_dtype` if that is given, cannot go into."""
+    from ..operators import check_strided
+
+    check_strided("out", out)
     check_shapes(a, b)
     shape, wanted = result_shape(a, b, ends), out_dtype or out.dtype
     if tuple(out.shape) != tuple(shape) or out.device != a.device or out.dtype != wanted:

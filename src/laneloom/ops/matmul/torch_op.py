@@ -114,6 +114,8 @@ def matmul_tensors(
         for axis in extra:
             result = result.squeeze(axis)
         return result
+    if out.is_nested:
+        check_strided("out", out)
     target = out
     for axis in reversed(extra):
         target = target.unsqueeze(axis)

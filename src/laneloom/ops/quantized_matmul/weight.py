@@ -96,6 +96,8 @@ class QuantizedWeight:
             if not (is_tensor(x) if tensors else isinstance(x, np.ndarray)):
                 wanted = kind if name == "values" or tensors else "a numpy array"
                 raise ArgumentError(f"{name}: expected {wanted}, got {type(x).__name__}")
+            if getattr(x, "is_nested", False):
+                raise UnsupportedError(f"{name}: expected a strided tensor, got a nested one")
         if storage_name(self.values) not in _VALUES[self.dtype]:
             known = words(_VALUES[self.dtype])
             raise UnsupportedError(

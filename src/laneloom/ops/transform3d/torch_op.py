@@ -36,6 +36,7 @@ def transform_tensors(
     _check(coeffs, matrix)
     if out is None:
         return _flat_call(coeffs, matrix, transpose, config)
+    check_strided("out", out)
     if out.shape != coeffs.shape or out.dtype != coeffs.dtype or out.device != coeffs.device:
         raise ArgumentError(
             f"out: expected shape {tuple(coeffs.shape)}, {coeffs.dtype} on {coeffs.device}, "
