@@ -147,6 +147,16 @@ def test_ends_outside_the_rows(kind, ends):
         laneloom.flash_attention(q, q, q, cu_seqlens_q=first)
 
 
+def test_scores_as_large_as_they_may_be():
+    """FP32 keeps multiples of 16 of them in base 2, so that a weight may be 2**8, which the sums divide out."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 64, 16).half() for _ in range(3))
+    scores = q.double() @ k.double().mT
+    scale = float(2**27 / scores.abs().max())
+    truth = torch.softmax(scale * scores, -1) @ v.double()
+    assert (laneloom.flash_attention(q, k, v, scale=scale) - truth).abs().max() <= 2**-10 * v.abs().max()
+
+
 def test_a_length_that_no_sequence_has():
     q = torch.ones(4, 1, 16).half()
     ends = torch.tensor([0, 4], dtype=torch.int32)

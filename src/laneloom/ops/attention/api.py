@@ -53,7 +53,8 @@ def flash_attention(
         of [B, N, H, D] are); any other is copied first. O and the gradients are new tensors, [B, N, H, D] in memory
         where q, or the operand, is a view of that.
     causal: True or "bottom_right": query i sees the keys up to i + N_k - N; "top_left": up to i.
-    scale: 1 / sqrt(D) by default; a number from -1e30 to 1e30.
+    scale: 1 / sqrt(D) by default; a number from -1e30 to 1e30. Scores beyond 2**27 in magnitude, of which FP32 keeps
+        multiples of 16, may become infinite weights: O is infinite or NaN then.
     window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
         after that one; None or -1 for no limit. causal with a window is both.
     softcap: scores become softcap tanh(scale Q . K / softcap) before the mask, as in Gemma 2: a number from 1e-30 to
