@@ -210,3 +210,25 @@ def test_no_gradients_of_what_has_none():
     words = "^out: expected none where gradients are recorded"
     with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match=words):
         laneloom.grouped_matmul(a, b, ends, out=draw(8, 8))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 5), (7, 4, 0), (0, 4, 0)])
+@pytest.mark.parametrize("of_k", [False, True])
+def test_gradients_where_nothing_is_multiplied(of_k, sizes):
+    """C without rows or without columns: one of its gradients is a product of rows in groups without any K."""
+    m, k, n = sizes
+    a, b = (torch.ones(x).half().requires_grad_() for x in (((m, k), (k, n)) if of_k else ((m, k), (2, k, n))))
+    ends = torch.tensor([1, 4] if of_k else [min(m, 2), min(m, 5)], dtype=torch.int32)
+    with laneloom.emulated("gfx1151"):
+        laneloom.grouped_matmul(a, b, ends).sum().backward()
+    for x in (a, b):
+        assert x.grad.shape == x.shape
+        assert not x.grad.any()
+
+
+def test_gradients_of_experts_without_outputs():
+    x, ends = torch.ones(6, 32).half().requires_grad_(), torch.tensor([2, 6], dtype=torch.int32)
+    weight = laneloom.quantize_weight(torch.ones(2, 0, 32), "int4", group=16)
+    with laneloom.emulated("gfx1151"):
+        laneloom.quantized_matmul(x, weight, ends=ends).sum().backward()
+    assert not x.grad.any()
