@@ -277,3 +277,22 @@ def test_exported_code_takes_lengths_from_sizes(call, strict):
     with laneloom.emulated("gfx942"):
         exported = torch.export.export(Model(), (x, torch.ones(20)), dynamic_shapes=(None, sizes), strict=strict)
         assert torch.equal(exported.module()(x, torch.ones(17)), call(x, 17))
+
+
+def test_compiled_code_finds_the_longest_lengths_itself():
+    x = torch.randn(24, 2, 16, dtype=torch.float16)
+    ends = [torch.tensor([0, n, 24], dtype=torch.int32) for n in (4, 16)]
+
+    def attend(x, ends):
+        return laneloom.flash_attention(x, x, x, cu_seqlens_q=ends)
+
+    class Model(torch.nn.Module):
+        def forward(self, x, ends):
+            return attend(x, ends)
+
+    torch._dynamo.reset()
+    with laneloom.emulated("gfx942"):
+        exported = torch.export.export(Model(), (x, ends[0])).module()
+        for run in (torch.compile(attend, fullgraph=True, backend="eager"), exported):
+            for some in ends:
+                assert torch.equal(run(x, some), attend(x, some))

@@ -88,8 +88,8 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         if longest is None:
             if getattr(x, "is_meta", False):
                 raise ArgumentError(f"{name}: expected the longest sequence's length, which a meta tensor cannot tell")
-            longest = int((x[1:] - x[:-1]).max())
-        if not is_whole(longest) or not 0 <= longest < 1 << 31:
+            longest = (x[1:] - x[:-1]).max().item()
+        elif not is_whole(longest) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
         found.append(whole(longest))
     return Packing(first_q, first_k, *found)
@@ -153,6 +153,8 @@ def _check_ends(operand: str, x: Any, rows: int, longest: int) -> None:
     name = f"cu_seqlens_{operand}"
     if address_of(x) % x.itemsize:
         raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {address_of(x):#x}")
+    if longest < 0:  # as computed
+        raise ArgumentError(f"{name}: expected numbers that never fall, got ones that all do")
     if is_emulated():  # a GPU's memory is not looked at
         ends = x.tolist()
         if ends[0] != 0 or ends != sorted(ends) or ends[-1] != rows:
