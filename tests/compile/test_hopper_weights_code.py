@@ -19,7 +19,7 @@ WEIGHTS = [
     ("fp4", "e8m0", 32, "fp16"), ("fp8", "fp32", 0, "bf16"), ("int4", "fp32", 32, "fp16"),
     ("int8", "fp16", 64, "fp16"),
 ]  # fmt: skip
-CASES = [(weight, m) for weight in WEIGHTS for m in (1, 16, 32, 64, 128)]
+CASES = [(weight, m) for weight in WEIGHTS for m in (1, 16, 32, 64, 128, 1000)]
 
 
 @pytest.mark.parametrize(("weight", "m"), sampled(CASES, every=9), ids=str)

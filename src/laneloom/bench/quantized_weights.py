@@ -29,7 +29,7 @@ BF16, INT4PACK = "torch.matmul, bf16", "torch _weight_int4pack_mm"
 #: dtype of the weight -> dtype of its scales, group
 KINDS = {"int4": ("bf16", 128), "fp4": ("e8m0", 32), "int8": ("fp32", 0), "fp8": ("fp32", 0)}
 INNER_TILES = 8  #: of K, of torch's packed weight
-ROWS = (1, 4, 16, 32, 64, 128, 256, 1024)
+ROWS = (1, 4, 16, 32, 64, 128, 256, 1024, 4096)
 MOST_PACKED_ROWS = 128  #: that torch's own kernel is measured with: it takes 8 us for each
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  #: N x K of Llama 3 8B
 EXPERTS = ((5760, 2880), (2880, 2880))  #: of gpt-oss
@@ -54,9 +54,9 @@ class Case(NamedTuple):
 
 CASES = (
     *(Case(m, n, k, "int4") for n, k in LAYERS for m in ROWS),
-    *(Case(m, n, k, "fp4") for n, k in (*EXPERTS, (28672, 4096)) for m in (1, 16, 64, 128)),
+    *(Case(m, n, k, "fp4") for n, k in (*EXPERTS, (28672, 4096)) for m in (1, 16, 64, 128, 1024)),
     *(Case(m, n, k, dtype) for dtype in ("int8", "fp8") for n, k in ((4096, 4096), (28672, 4096))
-      for m in (1, 16, 64, 128)),
+      for m in (1, 16, 64, 128, 1024)),
 )
 
 
@@ -184,9 +184,10 @@ def render(records: Iterable[Record]) -> str:
     head = (
         f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means, of bf16: 4 bits, up to 16 rows "
         f"{mean(BF16, 1, 16, four)}, 32 and 64 rows {mean(BF16, 32, 64, four)}, 128 rows {mean(BF16, 128, 128, four)}, "
-        f"256 {mean(BF16, 256, 256, four)}, 1024 {mean(BF16, 1024, 1024, four)}; 8 bits, up to 16 rows "
-        f"{mean(BF16, 1, 16, eight)}, 64 and 128 {mean(BF16, 64, 128, eight)}. Of _weight_int4pack_mm: one row "
-        f"{mean(INT4PACK, 1, 1, four)}, 4 to 128 rows {mean(INT4PACK, 4, 128, four)}."
+        f"256 {mean(BF16, 256, 256, four)}, 1024 {mean(BF16, 1024, 1024, four)}, 4096 {mean(BF16, 4096, 4096, four)}; "
+        f"8 bits, up to 16 rows {mean(BF16, 1, 16, eight)}, 64 and 128 {mean(BF16, 64, 128, eight)}, 1024 "
+        f"{mean(BF16, 1024, 1024, eight)}. Of _weight_int4pack_mm: one row {mean(INT4PACK, 1, 1, four)}, 4 to 128 rows "
+        f"{mean(INT4PACK, 4, 128, four)}."
     )
     return page(head, lines)
 

@@ -1,7 +1,8 @@
 """Configs of `hopper_weights`: a weight of few bits streams past Hopper's tensor cores. Pure.
 
-Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products of up to 64 rows, 400 configs
-in all, what it prefers is 1.8% slower than the fastest; of 63 of 48 to 4096 rows, 1300 configs, 1.1%.
+Which tile is a model's choice. Of X that threads bring with constants from one H100 (2026-11-27): of 20 products of up
+to 64 rows, 400 configs in all, what it prefers is 1.8% slower than the fastest. Where TMA brings X, from one H200
+(2026-11-30): of 138 products of 64 to 8192 rows, 1700 configs, 1.8%.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from ...gpu import Gpu
 from ..matmul.config_hopper import MOST_SIZE
@@ -34,12 +36,33 @@ SEARCH_REGISTERS = 8  #: more, to find tiles of rows in groups
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
 LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
 CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
-#: the same where TMA brings X: of a slice where groups' sums are scaled, and where none are; the exchange of 8192 sums,
-#: likewise, and what 8 CTAs add to it
-TMA_SLICE_US = {True: {8: (0.13, 0.19), 16: (0.40, 0.18)}, False: {8: (0.10, 0.21), 16: (0.14, 0.30)}}
-TMA_ROUND_US, EXCHANGE_US, OF_EIGHT_US = 5.1, {True: 1.3, False: 0.45}, 1.2
+
+
+class _TmaUs(NamedTuple):
+    """The same where TMA brings X."""
+
+    round: float
+    slice: float
+    eighth: float  #: of a slice, for 8 rows of X by 64 of W
+    three: float  #: of a slice, more by three consumers
+    strips: float  #: of a slice, more by two strips
+    exchange: float  #: within a cluster, of 8192 sums
+    wide: float  #: more by clusters of four and eight
+
+
+#: by what is scaled, groups' sums or values of 4 or 8 bits, and whether consumers take turns
+TMA_US = {
+    ("scaled", False): _TmaUs(2.65, 0.213, 0.0202, 0.068, 0.239, 2.53, -1.5),
+    ("scaled", True): _TmaUs(4.74, 0.295, 0.0169, 0.119, 0.26, 1.56, -0.8),
+    ("packed", False): _TmaUs(3.13, 0.257, 0.0194, 0.156, 0.158, 2.18, -1.0),
+    ("packed", True): _TmaUs(5.95, 0.313, 0.0145, 0.142, 0.379, 1.27, -0.9),
+    ("bytes", False): _TmaUs(2.74, 0.181, 0.0224, 0.044, 0.159, 2.14, 1.7),
+    ("bytes", True): _TmaUs(6.52, 0.293, 0.0165, 0.103, 0.369, 1.11, -1.2),
+}
 TURNED_BYTES = 4 * 16 * 20  #: of a warp, as hopper_weights_store.cuh has it
 TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))  #: consumer warpgroups, and strips of 64 rows of W of each
+OF_TURNS = ((2, 1), (3, 1))  #: the same where consumers take turns
+EIGHTHS_OF_TURNS = (8, 12, 16, 20, 24, 28, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +175,9 @@ class HopperWeightsConfig(BaseConfig):
         else:
             brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
             most = most_brought = REGISTERS[self.consumers]
-        if held > most or brought > most_brought:
+        # Those of one wgmma are in registers that ptxas counts before any are handed over.
+        of_one = 4 * self.eighths + OTHER_REGISTERS
+        if held > most or brought > most_brought or of_one > REGISTERS[self.consumers]:
             return f"hopper_weights: would spill, threads hold {held} and {brought} registers"
         if self.tiles(problem) * self.cluster >= 1 << 30:
             return f"hopper_weights: less than 2**30 tiles, got {self.tiles(problem) * self.cluster}"
@@ -214,11 +239,13 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
     rounds = ceil(tiles / int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
     if config.x_by_tma:
-        scaled = scales_sums(problem)
-        fixed, more = TMA_SLICE_US[scaled][config.eighths]
-        round_us, others_us = TMA_ROUND_US, 0.0
+        kind = "scaled" if scales_sums(problem) else "packed" if problem.is_packed else "bytes"
+        us = TMA_US[kind, config.turns]
+        round_us, others_us = us.round, 0.0
+        fixed = us.slice + us.three * (config.consumers == 3) + us.strips * (config.strips == 2)
+        more = us.eighth * config.eighths
         if config.cluster > 1:
-            others_us = EXCHANGE_US[scaled] * config.rows * config.columns / 8192 + OF_EIGHT_US * (config.cluster == 8)
+            others_us = us.exchange * config.rows * config.columns / 8192 + us.wide * (config.cluster > 2)
     else:
         fixed, more = SLICE_US[config.eighths]
         round_us, others_us = ROUND_US, LAUNCH_US + CLUSTER_US[config.cluster]
@@ -245,15 +272,28 @@ def _by_tma(eighths: int) -> Iterator[HopperWeightsConfig]:
             yield HopperWeightsConfig(eighths=eighths, stages=stages, unit=unit, together=1, x_by_tma=True)
 
 
+def _in_turns(eighths: int, problem: QuantizedProblem) -> Iterator[HopperWeightsConfig]:
+    """The same where consumers take turns."""
+    carried, units = can_carry(problem), (8, 4, 2, 1) if problem.is_packed and not problem.folds else (4, 2, 1)
+    for stages in (6, 5, 4, 3, 2):
+        for unit in units:
+            yield HopperWeightsConfig(
+                eighths=eighths, stages=stages, unit=unit, together=1, x_by_tma=True, carried=carried, turns=True
+            )
+
+
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
     """Every valid one, the shortest estimate first; of rows in groups by what is typical of them."""
     typical = problem.typical
-    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= typical.m), 8), problem.folds))]
+    kinds = [(TILES, tuple(_turned(next((e for e in SLICE_US if 8 * e >= typical.m), 8), problem.folds)))]
     if typical.m > 32:
-        kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if typical.m <= 64 else (8, 16))]
+        kinds += [(TILES, tuple(_by_tma(eighths))) for eighths in ((8,) if typical.m <= 64 else (8, 16))]
+    if typical.m > 64:
+        wanted = (e for e in EIGHTHS_OF_TURNS if 8 * e < 2 * typical.m)
+        kinds += [(OF_TURNS, tuple(_in_turns(eighths, problem))) for eighths in wanted]
     found: list[tuple[float, HopperWeightsConfig]] = []
-    for knobs in kinds:
-        for consumers, strips in TILES:
+    for tiles, knobs in kinds:
+        for consumers, strips in tiles:
             for cluster in CLUSTERS:
                 ways = (knob.with_knobs(consumers=consumers, strips=strips, cluster=cluster) for knob in knobs)
                 config = next((way for way in ways if way.why_invalid(problem, gpu) is None), None)

@@ -109,8 +109,12 @@ __device__ __forceinline__ bool find_part(Part &part, int number, Search &search
     part.outer = product / s.inner, part.inner = product - part.outer * s.inner;
     number -= product * s.blocks_m * s.blocks_n;
 #endif
+#if TURNS  // what many rows of X are multiplied by
     const int first = number / (NEIGHBOURS * s.blocks_n) * NEIGHBOURS, blocks = min(NEIGHBOURS, s.blocks_m - first);
     number -= first * s.blocks_n;
+#else
+    const int first = 0, blocks = s.blocks_m;
+#endif
     part.m = (first + number % blocks) * ROWS, part.n = number / blocks * COLUMNS;
     return true;
 #endif

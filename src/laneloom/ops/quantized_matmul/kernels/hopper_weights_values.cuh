@@ -61,7 +61,7 @@ struct OfGroup {
 // zero: of ZEROS, a pair. factor: of FOLD the scale, of CARRIED a power of two, as a pair.
 __device__ __forceinline__ OfGroup of_group(u32 zero, u32 factor) {
 #if VALUES == 2 && X_BY_TMA  // of bytes that floats_of_4 makes
-    if (FOLD) return {factor, times(factor, BOTH(0xBFB0))};                   // -1.375
+    if (FOLD) return {factor, 0};
     const u32 each = BOTH(FP16 ? 0x3800 : 0x4180), all = BOTH(FP16 ? 0xE08C : 0xC1B0);  // 1/2, 16; -582, -22
     return CARRIED ? OfGroup{times(each, factor), times(all, factor)} : OfGroup{each, all};
 #elif CARRIED && BITS == 4
@@ -90,8 +90,9 @@ __device__ __forceinline__ void floats_of_4(u32 &low, u32 &high, u32 bits, const
     bits ^= 0x88888888u;
     const u32 negative = FP16 ? look_up(0x898A8B8C, 0x80848688, bits) : look_up(0xA4A8ACB0, 0x809098A0, bits);
     const u32 codes = positive ^ negative, upper = ALL(FP16 ? 0x64 : 0x3F);
-    low = times_plus(__byte_perm(codes, upper, 0x4140), of.factor, of.offset);
-    high = times_plus(__byte_perm(codes, upper, 0x4342), of.factor, of.offset);
+    const u32 least = FOLD ? times(of.factor, BOTH(0xBFB0)) : of.offset;  // -1.375
+    low = times_plus(__byte_perm(codes, upper, 0x4140), of.factor, least);
+    high = times_plus(__byte_perm(codes, upper, 0x4342), of.factor, least);
 }
 #elif BITS == 4
 // Two values of 4 bits as a pair of floats. `bits`: the lower one's are the last four of its half and so are the other's;
