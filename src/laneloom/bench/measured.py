@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import GPUS
-from ..pytorch.measurements import SCHEMA_VERSION
+from ..pytorch.measurements import SCHEMA_VERSION, WITH_GRADIENTS
 from .attention_models import read as read_models
 from .calls import read as read_calls
+from .host_time import CHAIN
 from .matmul_layers import read as read_layers
 from .matmul_wide import planned
 from .records import Record, load
@@ -70,27 +71,33 @@ def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]
             yield {**row, "torch_us": round(fastest.median_us, 3), "ratio": round(ratio, 4)}, record
 
 
-#: op -> torch's candidate and laneloom's in the records of `laneloom.bench.host_time`
+#: op -> of `laneloom.bench.host_time` the case, torch's candidate and laneloom's, and how many calls these are; with
+#: gradients in layers after each other, where a backward begins once
 _HOST = {
-    "matmul": ("torch.matmul", "laneloom.matmul"),
-    "attention": ("F.scaled_dot_product_attention", "laneloom.flash_attention"),
-    "scaled_mm": ("torch._scaled_mm", "laneloom.gemm"),
-    "grouped_matmul": ("torch._grouped_mm", "laneloom.grouped_matmul"),
-}
+    "matmul": ("matmul", "torch.matmul", "laneloom.matmul", 1),
+    "attention": ("attention", "F.scaled_dot_product_attention", "laneloom.flash_attention", 1),
+    "scaled_mm": ("scaled_mm", "torch._scaled_mm", "laneloom.gemm", 1),
+    "grouped_matmul": ("grouped_matmul", "torch._grouped_mm", "laneloom.grouped_matmul", 1),
+    f"matmul{WITH_GRADIENTS}": (
+        "matmul, chain both ways", f"{CHAIN} of torch.matmul", f"{CHAIN} of torch.matmul, patched and routed", CHAIN),
+    f"attention{WITH_GRADIENTS}": (
+        "attention, chain both ways", f"{CHAIN} of attention", f"{CHAIN} of attention, patched and routed", CHAIN),
+}  # fmt: skip
 
 
 def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Host time of a warm call without gradients by op, torch's and laneloom's, the newest of each."""
-    times: dict[tuple[str, str], float] = {}
+    """Host time of a warm call by op, torch's and laneloom's, the newest of each."""
+    times: dict[tuple[bool, str, str], float] = {}
     for record in records:
         op, _, kind = record.op.partition("/")
-        if op == "host_time" and not record.problem["gradients"]:
-            times[kind, record.candidate] = round(record.median_us, 2)
-    return {
-        op: {"torch": times[op, theirs], "laneloom": times[op, ours]}
-        for op, (theirs, ours) in _HOST.items()
-        if {(op, theirs), (op, ours)} <= times.keys()
-    }
+        if op == "host_time":
+            times[record.problem["gradients"], kind, record.candidate] = record.median_us
+    found: dict[str, dict[str, float]] = {}
+    for op, (case, theirs, ours, calls) in _HOST.items():
+        keys = [(op.endswith(WITH_GRADIENTS), case, name) for name in (theirs, ours)]
+        if all(key in times for key in keys):
+            found[op] = {who: round(times[key] / calls, 2) for who, key in zip(("torch", "laneloom"), keys, strict=True)}
+    return found
 
 
 def table_of(records: Sequence[Record]) -> dict[str, Any]:

@@ -22,7 +22,16 @@ from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
-from .measurements import Measurement, nearest, scaled_kind, scaled_us, table_of, tuned_beside
+from .measurements import (
+    WITH_GRADIENTS,
+    Measurement,
+    Table,
+    nearest,
+    scaled_kind,
+    scaled_us,
+    table_of,
+    tuned_beside,
+)
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8"}
@@ -340,10 +349,17 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
     ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
     texts = "; ".join(measured.text for measured, _ in found)
-    of_host = [HOST_OF.get(part.op, part.op) for part in request.parts]
-    hosts = [] if captured else [table.host_us.get(op, (0.0, 0.0)) for op in of_host]
-    host = tuple(sum(us) for us in zip((0.0, 0.0), *hosts, strict=True))
+    host = (0.0, 0.0) if captured else _host_us(request, table)
     if ours < host[1]:
         texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"
         theirs, ours = max(theirs, host[0]), host[1]
     return Decision(theirs > LEAST_GAIN * ours, f"{theirs / ours:.3f} x, measured {texts}")
+
+
+def _host_us(request: Request, table: Table) -> tuple[float, float]:
+    """What the host needs for a call and its gradients, torch's and laneloom's."""
+    ops = [HOST_OF.get(part.op, part.op) for part in request.parts]
+    if len(ops) > 1 and (both := table.host_us.get(ops[0] + WITH_GRADIENTS)):
+        return both
+    theirs, ours = zip((0.0, 0.0), *(table.host_us.get(op, (0.0, 0.0)) for op in ops), strict=True)
+    return sum(theirs), sum(ours)

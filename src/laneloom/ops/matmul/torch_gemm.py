@@ -298,7 +298,8 @@ def _make_gradients(
         if c is not None and wanted[2]:
             grad_c = (beta * g.to(wide)).sum_to_size(c.shape).to(c.dtype)
         if bias is not None and wanted[3]:
-            grad_bias = g.sum(tuple(range(g.dim() - 1)), dtype=wide).to(bias.dtype)
+            alike = g.dtype == bias.dtype  # torch sums 16 bits in FP32 and rounds once, too
+            grad_bias = g.sum(tuple(range(g.dim() - 1)), dtype=None if alike else wide).to(bias.dtype)
         return grad_a, grad_b, grad_c, grad_bias
 
     return run

@@ -144,7 +144,7 @@ class HopperWeightsConfig(BaseConfig):
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4, 8):
-            return f"hopper_weights: eighths of 1 or even up to 32, cluster and unit powers of 2 up to 8, got {self.text}"
+            return f"hopper_weights: 1 or even eighths up to 32, cluster and unit powers of 2 up to 8, got {self.text}"
         if self.eighths not in SLICE_US and not self.x_by_tma:
             return "hopper_weights: 8, 16, 32 or 64 rows of X without x_by_tma"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
