@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.ops.attention import execute  # noqa: E402
 from laneloom.ops.operators import is_watched  # noqa: E402
+from laneloom.pytorch import measurements, routing  # noqa: E402
 
 X = torch.arange(5 * 16, dtype=torch.float16).reshape(5, 16) % 7 - 3
 W = torch.arange(16 * 16, dtype=torch.float16).reshape(16, 16) % 5 - 2
@@ -188,3 +189,19 @@ def test_gradients_by_deterministic_algorithms_were_not_measured():
     finally:
         torch.use_deterministic_algorithms(before)
     assert ["deterministic" in entry.reason for entry in p.report().entries] == [False, True]
+
+
+def test_the_host_of_both_directions_is_weighed(monkeypatch):
+    """Three products of 10 us, 15 by torch: the host starts one in 9, and all of them in 40 or in 50."""
+    sizes = {"nt": (1, 5, 16, 16), "nn": (1, 5, 16, 16), "tn": (1, 16, 16, 5)}
+    rows = tuple(measurements.Measurement("matmul", f"fp16 {kind}", of, 15.0, 1.5) for kind, of in sizes.items())
+    for host in (40.0, 50.0):
+        table = measurements.Table(rows, {"matmul": (8.0, 9.0), "matmul with gradients": (30.0, host)})
+        monkeypatch.setattr(routing, "table_of", lambda name, table=table: table)
+        for captured in (False, True):
+            with laneloom.patched(captured=captured) as p:
+                F.linear(X.clone().requires_grad_(), W.clone().requires_grad_())
+            assert [e.routed for e in p.report().entries] == [captured or host < 45]
+            with laneloom.patched(captured=captured) as p:
+                F.linear(X, W)
+            assert [e.routed for e in p.report().entries] == [True]

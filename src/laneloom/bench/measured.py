@@ -96,7 +96,8 @@ def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
     for op, (case, theirs, ours, calls) in _HOST.items():
         keys = [(op.endswith(WITH_GRADIENTS), case, name) for name in (theirs, ours)]
         if all(key in times for key in keys):
-            found[op] = {who: round(times[key] / calls, 2) for who, key in zip(("torch", "laneloom"), keys, strict=True)}
+            theirs_us, ours_us = (round(times[key] / calls, 2) for key in keys)
+            found[op] = {"torch": theirs_us, "laneloom": ours_us}
     return found
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ops.attention.api import flash_attention
-from ..ops.attention.torch_op import must_be_deterministic
+from ..ops.attention.torch_op import attention_backward_operator, must_be_deterministic
 from .routing import dtype_in_force
 
 
@@ -53,8 +53,8 @@ class _Attention(torch.autograd.Function):
         else:
             mask = "top_left" if ctx.causal else "none"
             scale = None if ctx.scale is None else float(ctx.scale)
-            options = (mask, scale, None, None, None, None, 0, 0, ctx.deterministic)
-            grads = torch.ops.laneloom.flash_attention_backward(grad, None, q, k, v, out, lse, *options)
+            options = (mask, scale, None, None, None, None, 0, 0, ctx.deterministic, 0.0)
+            grads = attention_backward_operator(grad, None, q, k, v, out, lse, *options)
         return (*grads, None, None)
 
 

@@ -1,8 +1,8 @@
 """Configs of `hopper_weights`: a weight of few bits streams past Hopper's tensor cores. Pure.
 
-Which tile is a model's choice. Of X that threads bring with constants from one H100 (2026-11-27): of 20 products of up
-to 64 rows, 400 configs in all, what it prefers is 1.8% slower than the fastest. Where TMA brings X, from one H200
-(2026-11-30): of 138 products of 64 to 8192 rows, 1700 configs, 1.8%.
+Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products of up to 64 rows, 400 configs
+in all, what it prefers is 1.8% slower than the fastest; of 63 of 48 to 4096 rows, 1300 configs, 1.1%. Where consumers
+take turns they are from one H200 (2026-11-30): of 107 products of 161 to 8192 rows, 1800 configs, 0.9%.
 """
 
 from __future__ import annotations
@@ -37,27 +37,29 @@ SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
 LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
 CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
 
+#: the same where TMA brings X: of a slice where groups' sums are scaled, and where none are; the exchange of 8192 sums,
+#: likewise, and what 8 CTAs add to it; what an H200 takes times that, with one and two strips
+TMA_SLICE_US = {True: {8: (0.13, 0.19), 16: (0.40, 0.18)}, False: {8: (0.10, 0.21), 16: (0.14, 0.30)}}
+TMA_ROUND_US, EXCHANGE_US, OF_EIGHT_US = 5.1, {True: 1.3, False: 0.45}, 1.2
+TMA_FACTORS = {True: (1.0, 1.12), False: (1.1, 1.22)}
 
-class _TmaUs(NamedTuple):
-    """The same where TMA brings X."""
+
+class _TurnsUs(NamedTuple):
+    """The same where consumers take turns."""
 
     round: float
     slice: float
     eighth: float  #: of a slice, for 8 rows of X by 64 of W
     three: float  #: of a slice, more by three consumers
-    strips: float  #: of a slice, more by two strips
-    exchange: float  #: within a cluster, of 8192 sums
+    exchange: float  #: of 8192 sums
     wide: float  #: more by clusters of four and eight
 
 
-#: by what is scaled, groups' sums or values of 4 or 8 bits, and whether consumers take turns
-TMA_US = {
-    ("scaled", False): _TmaUs(2.65, 0.213, 0.0202, 0.068, 0.239, 2.53, -1.5),
-    ("scaled", True): _TmaUs(4.74, 0.295, 0.0169, 0.119, 0.26, 1.56, -0.8),
-    ("packed", False): _TmaUs(3.13, 0.257, 0.0194, 0.156, 0.158, 2.18, -1.0),
-    ("packed", True): _TmaUs(5.95, 0.313, 0.0145, 0.142, 0.379, 1.27, -0.9),
-    ("bytes", False): _TmaUs(2.74, 0.181, 0.0224, 0.044, 0.159, 2.14, 1.7),
-    ("bytes", True): _TmaUs(6.52, 0.293, 0.0165, 0.103, 0.369, 1.11, -1.2),
+#: by what is scaled: groups' sums, or values of 4 or 8 bits
+TURNS_US = {
+    "sums": _TurnsUs(4.74, 0.295, 0.0169, 0.119, 1.56, -0.8),
+    "packed": _TurnsUs(5.95, 0.313, 0.0145, 0.142, 1.27, -0.9),
+    "bytes": _TurnsUs(6.52, 0.293, 0.0165, 0.103, 1.11, -1.2),
 }
 TURNED_BYTES = 4 * 16 * 20  #: of a warp, as hopper_weights_store.cuh has it
 TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))  #: consumer warpgroups, and strips of 64 rows of W of each
@@ -144,7 +146,7 @@ class HopperWeightsConfig(BaseConfig):
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4, 8):
-            return f"hopper_weights: 1 or even eighths up to 32, cluster and unit powers of 2 up to 8, got {self.text}"
+            return f"hopper_weights: eighths 1 or even, to 32; cluster and unit powers of 2, to 8; got {self.text}"
         if self.eighths not in SLICE_US and not self.x_by_tma:
             return "hopper_weights: 8, 16, 32 or 64 rows of X without x_by_tma"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
@@ -238,20 +240,23 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
         tiles = problem.likely_row_tiles(config.rows) * config.blocks(problem)[1]
     rounds = ceil(tiles / int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
-    if config.x_by_tma:
-        kind = "scaled" if scales_sums(problem) else "packed" if problem.is_packed else "bytes"
-        us = TMA_US[kind, config.turns]
-        round_us, others_us = us.round, 0.0
-        fixed = us.slice + us.three * (config.consumers == 3) + us.strips * (config.strips == 2)
-        more = us.eighth * config.eighths
+    scaled, others_us, factor = scales_sums(problem), 0.0, 1.0
+    if config.turns:
+        us = TURNS_US["sums" if scaled else "packed" if problem.is_packed else "bytes"]
+        fixed, more, round_us = us.slice + us.three * (config.consumers == 3), us.eighth * config.eighths, us.round
         if config.cluster > 1:
             others_us = us.exchange * config.rows * config.columns / 8192 + us.wide * (config.cluster > 2)
+    elif config.x_by_tma:
+        (fixed, more), round_us = TMA_SLICE_US[scaled][config.eighths], TMA_ROUND_US
+        factor = TMA_FACTORS[scaled][config.strips - 1]
+        if config.cluster > 1:
+            others_us = EXCHANGE_US[scaled] * config.rows * config.columns / 8192 + OF_EIGHT_US * (config.cluster == 8)
     else:
         fixed, more = SLICE_US[config.eighths]
         round_us, others_us = ROUND_US, LAUNCH_US + CLUSTER_US[config.cluster]
     compute_us = rounds * (round_us + slices * (fixed + more * config.columns / 64))
     memory_us = problem.bytes / (gpu.bandwidth_gbs * 1e3 * BANDWIDTH_SHARE)
-    return others_us + (compute_us**4 + memory_us**4) ** 0.25
+    return factor * (others_us + (compute_us**4 + memory_us**4) ** 0.25)
 
 
 def _turned(eighths: int, folds: bool) -> Iterator[HopperWeightsConfig]:
