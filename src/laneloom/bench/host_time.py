@@ -122,24 +122,24 @@ def cases(device: str) -> Iterator[Case]:
     routed = {name: lambda: patched(always=True) for name in (f"{CHAIN} of torch.matmul, patched and routed",
               f"{CHAIN} of attention, patched and routed")}  # fmt: skip
 
-    def products() -> torch.Tensor:
+    def chain_of_products() -> torch.Tensor:
         x = a
         for _ in range(CHAIN):
             x = torch.matmul(x, b)
         return x
 
-    def attentions(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    def chain_of_attentions(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         for _ in range(CHAIN):
             x = F.scaled_dot_product_attention(x, x, x)
         return x
 
     yield Case("matmul, chain both ways", True, {
-        f"{CHAIN} of torch.matmul": both_ways(products),
-        f"{CHAIN} of torch.matmul, patched and routed": both_ways(products),
+        f"{CHAIN} of torch.matmul": both_ways(chain_of_products),
+        f"{CHAIN} of torch.matmul, patched and routed": both_ways(chain_of_products),
     }, routed)  # fmt: skip
     yield Case("attention, chain both ways", True, {
-        f"{CHAIN} of attention": attention_both_ways(attentions),
-        f"{CHAIN} of attention, patched and routed": attention_both_ways(attentions),
+        f"{CHAIN} of attention": attention_both_ways(chain_of_attentions),
+        f"{CHAIN} of attention, patched and routed": attention_both_ways(chain_of_attentions),
     }, routed)  # fmt: skip
     yield Case("gelu, both ways", True, {
         "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
