@@ -106,7 +106,8 @@ __device__ __forceinline__ void give_turn(int group) {
 }
 
 // By a warpgroup: the sums of a tile. at: where it is in the ring. Warpgroups take turns: while one multiplies, the others
-// wait for their products, scale sums and convert what they multiply next; those with 256 rows of X are done with that.
+// wait for their products, scale sums and convert what they multiply next. Without, they convert at the same time, as a
+// wgmma whose A is in registers holds its warp until the one before has read its own.
 __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, int own, const Part &of) {
     const int group = uniform(threadIdx.x / 128);
     Fragments now;
