@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from . import codegen, emulator, errors, gpu, isa, timing  # noqa: F401
     from .emulator.driver import emulated
     from .ops.attention.api import flash_attention
     from .ops.attention.decode import attention_decode
@@ -50,6 +51,8 @@ _HOMES = {
     "transpose": ".ops.transpose.api",
 }
 
+_PARTS = ("codegen", "emulator", "errors", "gpu", "isa", "timing")  #: modules that are there as attributes as well
+
 __all__ = [
     "Int4", "QuantizedWeight", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain",
     "grouped_matmul", "matmul", "patched", "quantize_blocks", "quantize_weight", "quantized_matmul", "transform3d",
@@ -58,6 +61,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
+    if name in _PARTS:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'laneloom' has no attribute {name!r}")
     try:
@@ -82,7 +87,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES, *_PARTS})
 
 
 if os.environ.get("LANELOOM_PATCH") == "1":

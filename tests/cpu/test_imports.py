@@ -93,6 +93,17 @@ def test_importing_laneloom_is_quick_and_pulls_in_nothing_heavy():
     assert min(float(seconds) for seconds, *_ in runs) < 0.1
 
 
+def test_modules_that_pages_name_are_attributes():
+    code = """
+import laneloom
+try:
+    laneloom.emulated("gfx1234").__enter__()
+except laneloom.errors.UnknownGpuError:
+    print(laneloom.gpu.get_gpu("gfx1151").name, laneloom.timing.predict.__name__, "torch" in __import__("sys").modules)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "gfx1151 predict False\n"
+
+
 def test_every_name_is_there_without_torch():
     code = """
 import sys
