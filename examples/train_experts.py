@@ -81,6 +81,8 @@ def main(words: list[str] | None = None) -> list[float]:
     parser.add_argument("--emulate", metavar="GPU", help="run as machine code of this GPU, on the CPU")
     parser.add_argument("--steps", type=int)
     options = parser.parse_args(words)
+    if not options.emulate and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here: --emulate gfx1151 runs this without one, much smaller")
     device, size = ("cpu", (40, 4, 32, 48)) if options.emulate else ("cuda", (8192, 64, 2048, 768))
     steps = options.steps or (6 if options.emulate else 50)
     with laneloom.emulated(options.emulate) if options.emulate else nullcontext():

@@ -10,7 +10,7 @@ A lane of RDNA 3 holds a whole row of A, and both half waves hold the same; a la
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import numpy as np
 from triton.experimental import gluon
@@ -19,6 +19,9 @@ from triton.experimental.gluon import language as gl
 import laneloom
 from laneloom.codegen.versions import wmma_layout
 from laneloom.emulator.driver import ArrayArgument
+from laneloom.gpu import GPUS
+
+WITH_ITS_WMMA = [name for name, gpu in GPUS.items() if gpu.family in ("RDNA 3", "RDNA 3.5", "RDNA 4")]
 
 
 @gluon.jit
@@ -48,11 +51,13 @@ def main(gpu: str) -> np.ndarray:
     acc = wmma_layout(generation - 2, 1, 1, transposed=False)
     with laneloom.emulated(gpu, strict=True) as emulation:
         hello[(1,)](*map(ArrayArgument, (a, b, c)), ACC=acc, K_WIDTH=16 if generation == 3 else 8,
-                    GENERATION=generation, num_warps=1)  # fmt: skip
+                    GENERATION=generation, num_warps=1, enable_fp_fusion=True)  # fmt: skip
     print(c)
     print(f"{gpu}: {emulation.launches[0].kernel}, every element is {c[0, 0]:g}")
     return c
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "gfx1151")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpu", nargs="?", default="gfx1151", choices=WITH_ITS_WMMA)
+    main(parser.parse_args().gpu)

@@ -23,3 +23,17 @@ def test_experts_are_trained(capsys):
     losses = module["main"](["--emulate", "gfx1151"])
     assert losses[-1] < 0.85 * losses[0]
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(losses)
+
+
+def test_what_an_example_cannot_run_is_one_sentence(capsys, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name, words, said in (
+        ("wmma_hello_world.py", ["gfx942"], "argument gpu: invalid choice: 'gfx942' (choose from "),
+        ("train_experts.py", [], "torch finds no GPU here: --emulate gfx1151 runs this without one"),
+    ):
+        monkeypatch.setattr("sys.argv", [name, *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert ended.value.code == 2
+        assert f"{name}: error: {said}" in capsys.readouterr().err
