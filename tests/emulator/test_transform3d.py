@@ -174,9 +174,11 @@ def test_no_batch_launches_nothing():
     assert not run.launches
 
 
-def test_what_rows_cannot_do_is_refused():
-    with emulated("gfx1151"), pytest.raises(UnsupportedError, match="ends at K=64"):
-        transform3d(random(1, 65, 65, 65), random(65, 65))
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_what_rows_cannot_do_is_refused(gpu, dtype):
+    with emulated(gpu), pytest.raises(UnsupportedError, match="ends at K=64"):
+        transform3d(torch.zeros(1, 65, 65, 65, dtype=dtype), torch.zeros(65, 65, dtype=dtype))
 
 
 def test_transformbench_validates_levels_and_refuses_to_time():

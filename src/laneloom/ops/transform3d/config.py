@@ -316,7 +316,7 @@ def plan_with_reasons(problem: Transform3dProblem, gpu: Gpu) -> Plan:
         if why is None:
             return Plan(config, reason, tuple(passed_over))
         passed_over.append((config, why))
-    raise UnsupportedError(f"no transform3d schedule can do {problem.key} on {gpu.name}: {passed_over[0][1]}")
+    raise UnsupportedError(f"no transform3d schedule can do {problem.key} on {gpu.name}: {passed_over[-1][1]}")
 
 
 def plan(problem: Transform3dProblem, gpu: Gpu) -> Transform3dConfig:
