@@ -45,6 +45,7 @@ def test_contexts_nest_and_each_keeps_its_own_launches():
     assert [r.gpu for r in outer.launches] == ["gfx1151", "gfx1151"]
     assert [r.gpu for r in inner.launches] == ["gfx1201"]
     assert outer.launches[0].asm != inner.launches[0].asm
+    assert len(repr(outer.launches[0])) < 200  # a line, which the page on the emulator prints
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])

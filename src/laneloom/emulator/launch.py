@@ -55,7 +55,7 @@ class LaunchRecord:
     lds_bytes: int
     wall_s: float = 0.0
     instructions: int = 0  #: wave-instructions executed, ordering hints included
-    executed: dict[str, int] = field(default_factory=dict)  #: wave-instructions per mnemonic
+    executed: dict[str, int] = field(default_factory=dict, repr=False)  #: wave-instructions per mnemonic
     asm: str = field(default="", repr=False)
     profile: Profile | None = field(default=None, repr=False)  #: None unless the launch was asked to count
 
