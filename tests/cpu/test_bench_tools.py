@@ -366,6 +366,25 @@ def test_the_selftest_runs_emulated_and_sees_a_wrong_kernel(tmp_path, monkeypatc
     assert json.loads(out.read_text())["counts"]["wrong"] == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PermissionError(13, "Permission denied", "/home/anna/.triton"), "PermissionError: Permission denied"),
+        (RuntimeError("in /home/anna/py/x.py:7, of matmul/nn/fp16"), "RuntimeError: in x.py:7, of matmul/nn/fp16"),
+        (RuntimeError("no '/dev/kfd' for 1 / 2 of it"), "RuntimeError: no '/dev/kfd' for 1 / 2 of it"),
+        (RuntimeError(f"('{Path.home()}/x.py')"), "RuntimeError: ('x.py')"),
+    ],
+)
+def test_the_selftest_names_no_folder(monkeypatch, error, told):
+    from laneloom.bench import selftest
+
+    def failing(*args, **how):
+        raise error
+
+    monkeypatch.setattr(selftest, "matmul", failing)
+    assert next(selftest.run_checks("cpu")).detail == told
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_the_selftest_without_a_gpu_says_so(tmp_path):
     out = tmp_path / "selftest.json"

@@ -6,10 +6,12 @@ The same list runs on a GPU and in the emulator, on whatever device Triton's act
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,9 +69,17 @@ def run_checks(device: str, *, most: int | None = None) -> Iterator[Check]:
         except UnsupportedError as error:
             verdict, detail = REFUSED, str(error)
         except Exception as error:  # the file is to say what happened, whatever it was
-            verdict, detail = FAILED, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+            verdict, detail = FAILED, f"{type(error).__name__}: {_said(error).strip().partition(chr(10))[0][:300]}"
         finite = share if share is not None and share < float("inf") else None
         yield Check(name, verdict, finite, detail, time.perf_counter() - began)
+
+
+def _said(error: Exception) -> str:
+    """Its text without the folders of files, which may be called as a person is: the file names none."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).replace(str(Path.home()), "~")
+    return re.sub(r"(?<![\w~/])~?(?!/(?:dev|opt|proc|sys|usr)/)(?:/[^\s/:'\"(),]+)*/(?=[^\s/])", "", text)
 
 
 def _checks(device: str) -> Iterator[tuple[str, Callable[[], tuple[float, str | None]]]]:
