@@ -72,6 +72,16 @@ def test_a_home_that_holds_no_cache(tmp_path, monkeypatch):
         assert done.stderr == f"laneloom: {home}/.triton: Not a directory ({advice})\n"
 
 
+@pytest.mark.parametrize("home", ["/proc/none", "/proc/none/anna"])
+def test_a_home_that_cannot_be_made(monkeypatch, home):
+    monkeypatch.setenv("HOME", home)
+    for name in ("TRITON_HOME", "TRITON_CACHE_DIR", "LANELOOM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    done = _run(["emulate", "matmul", "--shape", "7,7,7"])
+    advice = "set TRITON_CACHE_DIR to a folder that can be written"
+    assert (done.returncode, done.stderr) == (1, f"laneloom: /proc/none: No such file or directory ({advice})\n")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk(monkeypatch, unbuffered):

@@ -52,7 +52,7 @@ def _other_folder(name: Any) -> str:
 
     path, home = Path(str(name)), Path.home()
     for variable, folder in (("TRITON_CACHE_DIR", Path(knobs.cache.dir)), ("LANELOOM_CACHE_DIR", cache_dir())):
-        above = path in folder.parents and path != home and path not in home.parents
+        above = path in folder.parents and (not path.exists() or path not in (home, *home.parents))
         if above or path == folder or folder in path.parents:
             return f" (set {variable} to a folder that can be written)"
     return ""
