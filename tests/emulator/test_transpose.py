@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from sampled import rarely
@@ -73,6 +75,15 @@ def test_fragments(gpu, by, dtype):
             x = bits(*shape, size=dtype.itemsize) if by in ("iu8", "lanes") else torch.randn(shape).to(dtype)
             check(x, config)
         assert {record.kernel for record in emulation.launches} == {"transpose_fragments"}
+
+
+@pytest.mark.parametrize("config", ["tiles:through=lanes", "fragments", "fragments:by=lanes"])
+def test_configs_of_the_page_take_no_minutes(config):
+    """The assembly of a block's exchange has 16 operands and more; to find it in the listing took minutes."""
+    began = time.process_time()
+    with laneloom.emulated("gfx1151"):
+        check(bits(2, 20, 33, size=2), config)
+    assert time.process_time() - began < 30
 
 
 def test_identity_by_one_float_product_is_for_finite_numbers():

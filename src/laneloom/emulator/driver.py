@@ -113,7 +113,7 @@ _INLINE = re.compile(
     r'\basm (?:sideeffect |alignstack |inteldialect |unwind )*"((?:[^"\\]|\\.)*)", "([^"]*)"(?:\((.*?)\) #|)'
 )
 _WRITTEN = re.compile(r";;#ASMSTART\n(.*?);;#ASMEND", re.DOTALL)
-_REPLACED = re.compile(r"\\\$(?:\d+|\\\{.*?\\\})|\\\$\\\$")  #: an operand in a text, after re.escape
+_REPLACED = re.compile(r"\\\$(?:\d+|\\\{.*?\\\})|\\\$\\\$")  #: an operand, after re.escape
 
 
 def _check_inline(ir: str, asm: str, kernel: str) -> None:
@@ -128,11 +128,11 @@ def _check_inline(ir: str, asm: str, kernel: str) -> None:
                 "LLVM leaves its result undefined"
             )
         plain = re.sub(r"\\([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), text)
-        if plain.strip():
-            patterns[text, operands] = re.compile(_REPLACED.sub(".*", re.escape(" ".join(plain.split()))))
+        if plain.strip():  # in place of an operand comes no space: anything (.*) takes minutes to look for
+            patterns[text, operands] = re.compile(_REPLACED.sub(r"[^\\s,]+", re.escape(" ".join(plain.split()))))
     written = [" ".join(text.split()) for text in _WRITTEN.findall(asm)]
+    others = [line for line in written if not any(p.fullmatch(line) for p in set(patterns.values()))]
     for (text, operands), pattern in patterns.items():
-        others = [line for line in written if not any(p.fullmatch(line) for p in patterns.values())]
         if not others and not any(pattern.fullmatch(line) for line in written):
             raise EmulationError(
                 f"{kernel}: LLVM has no register for an operand of its inline assembly {text!r} ({operands}) and "
