@@ -181,6 +181,7 @@ def _loaded(text: str, file: str) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         # Of whatever it does not know numpy says that it is pickled, and how to load that all the same.
         why = "it holds no array of numbers in NumPy's format" if "pickle" in str(error) else error
+        why = getattr(error, "strerror", None) or why
         raise ArgumentError(f"--arg {text}: cannot read {file}: {why}") from None
     if not isinstance(value, np.ndarray):
         raise ArgumentError(f"--arg {text}: {file} holds several arrays (.npz), expected one (.npy)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from ..gpu import Gpu
@@ -295,7 +295,7 @@ def _check_modifiers(row: MatrixInstruction, wave: int, opsel: int, cbsz: int, a
             raise ArgumentError(f"{name} of {row.name} may be {'0 to ' * (most > 0)}{most}, not {value}")
 
 
-def layout_csv(instruction: str, gpu: str | Gpu, wave: int, matrix: str, opsel: int = 0, **modifiers) -> str:
+def layout_csv(instruction: str, gpu: str | Gpu, wave: int, matrix: str, opsel: int = 0, **modifiers: Any) -> str:
     """The whole layout as CSV, `matrix,block,row,col,lane,vgpr,bit_lo,bit_hi`: one line per copy of an element.
 
     vgpr counts from the operand's first register; an FP64 element is its first register with bits 0..63; the sparse
