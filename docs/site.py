@@ -22,8 +22,11 @@ def on_files(files, config):
     return files
 
 
-def on_page_markdown(markdown, **_):
-    """Links to ../NAME lead to the page that was added, or, for other files, to nothing but their name."""
+def on_page_markdown(markdown, page, **_):
+    """Links to ../NAME lead to the page that was added, or, for other files, to nothing but their name. From such a
+    page docs/NAME is beside it."""
+    if page.file.src_uri in OUTSIDE:
+        return markdown.replace("](docs/", "](")
 
     def link(match):
         text, target = match.groups()
