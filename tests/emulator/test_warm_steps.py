@@ -22,6 +22,7 @@ from laneloom.ops.gemm_chain import torch_op as torch_chain  # noqa: E402
 from laneloom.ops.matmul import torch_gemm, torch_op  # noqa: E402
 from laneloom.ops.operators import Operator  # noqa: E402
 from laneloom.ops.warm import WarmCalls  # noqa: E402
+from laneloom.pytorch import patch  # noqa: E402
 
 HALF = torch.float16
 MODULES = (torch_attention, torch_chain, torch_op, torch_gemm)
@@ -48,6 +49,7 @@ def forget():
             x._calls.clear()
         elif isinstance(x, WarmCalls):
             x._runs.clear()
+    patch._memories.clear()
 
 
 def gradients(function, operands, lay, **keep):
@@ -97,7 +99,14 @@ FUNCTIONS = {
     "fp32": (lambda a, b: laneloom.matmul(a, b, out_dtype=torch.float32), pair(), torch_op),
     "one of two": (lambda b: laneloom.matmul(random(9, 16), b), pair()[1:], torch_op),
     "batch": (laneloom.matmul, (random(2, 9, 16), pair()[1]), torch_op),
+    "broadcast": (laneloom.matmul, (random(2, 1, 9, 16), random(3, 16, 16, seed=1)), torch_op),
     "alpha": (lambda a, b: laneloom.gemm(a, b, alpha=0.5), pair(), torch_gemm),
+    "alpha, two batches": (
+        lambda a, b: laneloom.gemm(a, b, alpha=0.5), (random(2, 9, 16), random(2, 16, 16, seed=1)), torch_gemm),
+    "linear of a batch": (
+        lambda x, w, bias: laneloom.gemm(x, w.mT, bias=bias), (random(2, 9, 16), pair()[1], random(16, seed=2)),
+        torch_gemm,
+    ),
     "relu": (lambda a, b: laneloom.gemm(a, b, activation="relu"), pair(), torch_gemm),
     "gelu": (lambda a, b: laneloom.gemm(a, b, activation="gelu"), pair(), torch_gemm),
     "silu": (lambda a, b: laneloom.gemm(a, b, activation="silu"), pair(), torch_gemm),
@@ -185,8 +194,20 @@ def test_patched_products_met_before(emulated, name, recorded):
             assert got.requires_grad == recorded
             torch.testing.assert_close(got, expected)
     (entry,) = p.report().entries
-    assert (entry.routed, entry.calls, len(p._met)) == (True, 3, 1)
+    assert (entry.routed, entry.calls, len(p._memory.met)) == (True, 3, 1)
     assert len(emulated.launches) == 3
+
+
+def test_patched_attention_goes_backward_past_the_dispatcher(emulated):
+    expected = gradients(lambda q, k, v: laneloom.flash_attention(q, k, v, causal=True), heads(9), INCOMING["dense"])
+    forget()
+    with laneloom.patched(always=True) as p:
+        for _ in range(2):
+            got = gradients(
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), heads(9), INCOMING["dense"])
+            assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    assert p.report().routed == 2
+    assert len(torch_attention.attention_backward_operator._calls) == 1
 
 
 def test_patched_keeps_what_it_kept_before(emulated):
@@ -195,7 +216,7 @@ def test_patched_keeps_what_it_kept_before(emulated):
         for _ in range(3):
             torch.matmul(random(9, 16), vector)
     (entry,) = p.report().entries
-    assert (entry.routed, entry.reason, entry.calls, len(p._met)) == (False, "a vector", 3, 1)
+    assert (entry.routed, entry.reason, entry.calls, len(p._memory.met)) == (False, "a vector", 3, 1)
     assert not emulated.launches
 
 
