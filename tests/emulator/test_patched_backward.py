@@ -202,6 +202,9 @@ def test_the_host_of_both_directions_is_weighed(monkeypatch):
             with laneloom.patched(captured=captured) as p:
                 F.linear(X.clone().requires_grad_(), W.clone().requires_grad_())
             assert [e.routed for e in p.report().entries] == [captured or host < 45]
+            leaves = X.clone().requires_grad_(), W.clone().requires_grad_()
+            request = routing.product_request("linear", *leaves, None)
+            assert routing.decide(request, "cpu", always=False, traced=True).routed  # three calls in a graph: 27 us
             with laneloom.patched(captured=captured) as p:
                 F.linear(X, W)
             assert [e.routed for e in p.report().entries] == [True]

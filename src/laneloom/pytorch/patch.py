@@ -216,7 +216,7 @@ class Patched(TorchFunctionMode):
         """Whether a call that becomes part of a graph goes to laneloom, of tensors that have no data."""
         if self is not innermost():
             return False
-        found = self._decided(function, x, y, z, options)
+        found = self._decided(function, x, y, z, options, traced=True)
         self.note_traced(found)
         return found[2]
 
@@ -224,8 +224,10 @@ class Patched(TorchFunctionMode):
         """A graph holds a call that was decided so."""
         self._traced.add(decided)
 
-    def _decided(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Decided:
-        return decide_call(function, x, y, z, options, self.always, self.captured)
+    def _decided(
+        self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...], *, traced: bool = False
+    ) -> Decided:
+        return decide_call(function, x, y, z, options, self.always, self.captured, traced=traced)
 
     def _find(self, func: Any, args: Any) -> tuple[Decided, Callable[..., Any]] | None:
         """The decision on an eager product of these arguments, and what runs. None where something else looks, and of
@@ -336,16 +338,16 @@ def _identity(x: Any) -> Any:
 
 
 def decide_call(
-    function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...], always: bool, captured: bool
+    function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...], always: bool, captured: bool, *, traced: bool
 ) -> Decided:
-    """Where a call goes, and why."""
+    """Where a call goes, and why. traced: as a part of a graph."""
     request = _request(function, x, y, z, options)
     if isinstance(request, str):
         text = " ".join(_shape_text(t) for t in (x, y) if isinstance(t, torch.Tensor))
         decision = Decision(False, request)
     else:
         text = request.text
-        decision = decide(request, x.device.type, always=always, captured=captured)
+        decision = decide(request, x.device.type, always=always, captured=captured, traced=traced)
     return function, text, decision.routed, decision.reason
 
 

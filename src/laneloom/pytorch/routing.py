@@ -313,7 +313,9 @@ def known() -> tuple[Any, ...]:
     return gpu, table_of(gpu.name), tuned.entries(gpu.name)
 
 
-def decide(request: Request, device_type: str, *, always: bool, captured: bool = False) -> Decision:
+def decide(
+    request: Request, device_type: str, *, always: bool, captured: bool = False, traced: bool = False
+) -> Decision:
     """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`)."""
     try:
         gpu = active_gpu()
@@ -326,14 +328,14 @@ def decide(request: Request, device_type: str, *, always: bool, captured: bool =
         return Decision(True, "always")
     if request.parts[0].kinds[0].startswith("fp32 ") and device_type == "cuda" and allows_tf32():
         return Decision(False, "torch may multiply fp32 in TF32, which was not measured against")
-    return weigh(request, gpu, captured=captured)
+    return weigh(request, gpu, captured=captured, traced=traced)
 
 
-def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
+def weigh(request: Request, gpu: Gpu, *, captured: bool = False, traced: bool = False) -> Decision:
     """Whether a call that laneloom can take wins on a GPU: by the package's measurements and those of the tuner.
 
     A call takes as long as its kernels or as the host needs to start them, whichever is longer; `captured` ones have no
-    host.
+    host. Of a `traced` one each gradient is a call by itself.
     """
     if request.with_terms and not _fuses_terms(request.parts[0], gpu):
         return Decision(False, f"a bias is a launch of its own for these sizes on {gpu.name}")
@@ -349,17 +351,17 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
     ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
     texts = "; ".join(measured.text for measured, _ in found)
-    host = (0.0, 0.0) if captured else _host_us(request, table)
+    host = (0.0, 0.0) if captured else _host_us(request, table, traced)
     if ours < host[1]:
         texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"
         theirs, ours = max(theirs, host[0]), host[1]
     return Decision(theirs > LEAST_GAIN * ours, f"{theirs / ours:.3f} x, measured {texts}")
 
 
-def _host_us(request: Request, table: Table) -> tuple[float, float]:
+def _host_us(request: Request, table: Table, traced: bool) -> tuple[float, float]:
     """What the host needs for a call and its gradients, torch's and laneloom's."""
     ops = [HOST_OF.get(part.op, part.op) for part in request.parts]
-    if len(ops) > 1 and (both := table.host_us.get(ops[0] + WITH_GRADIENTS)):
+    if len(ops) > 1 and not traced and (both := table.host_us.get(ops[0] + WITH_GRADIENTS)):
         return both
     theirs, ours = zip((0.0, 0.0), *(table.host_us.get(op, (0.0, 0.0)) for op in ops), strict=True)
     return sum(theirs), sum(ours)

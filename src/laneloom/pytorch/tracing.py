@@ -44,7 +44,7 @@ def _decide(ctx: Any) -> None:
     if any(around < outer and all(a is b for a, b in zip(operands, seen, strict=True)) for seen, outer in last):
         _decided.append(False)  # an inner context has decided
         return
-    decided = decide_call(local("function"), *operands, *map(local, ("options", "always", "captured")))
+    decided = decide_call(local("function"), *operands, *map(local, ("options", "always", "captured")), traced=True)
     if (context := innermost()) is not None:
         context.note_traced(decided)
     if decided[2]:
