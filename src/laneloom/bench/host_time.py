@@ -28,6 +28,11 @@ from .timing import Timing, host_us
 METHOD_HOST = "host: wall time of 200 warm calls without synchronisation, queue drained between, median over rounds"
 CALLS, ROUNDS = 200, 9
 CHAIN = 8  #: of the same after each other, as layers are: a backward begins once
+#: op -> the case of a chain, torch's candidate and the one that is routed
+CHAINS = {
+    op: (f"{op}, chain both ways", f"{CHAIN} of {what}", f"{CHAIN} of {what}, patched and routed")
+    for op, what in (("matmul", "torch.matmul"), ("attention", "attention"))
+}
 
 
 @dataclass(frozen=True)
@@ -119,9 +124,6 @@ def cases(device: str) -> Iterator[Case]:
         "torch.ops.laneloom.matmul": both_ways(lambda: torch.ops.laneloom.matmul(a, b)),
         "torch.matmul, patched and routed": both_ways(lambda: torch.matmul(a, b)),
     }, {"torch.matmul, patched and routed": lambda: patched(always=True)})  # fmt: skip
-    routed = {name: lambda: patched(always=True) for name in (f"{CHAIN} of torch.matmul, patched and routed",
-              f"{CHAIN} of attention, patched and routed")}  # fmt: skip
-
     def chain_of_products() -> torch.Tensor:
         x = a
         for _ in range(CHAIN):
@@ -133,14 +135,9 @@ def cases(device: str) -> Iterator[Case]:
             x = F.scaled_dot_product_attention(x, x, x)
         return x
 
-    yield Case("matmul, chain both ways", True, {
-        f"{CHAIN} of torch.matmul": both_ways(chain_of_products),
-        f"{CHAIN} of torch.matmul, patched and routed": both_ways(chain_of_products),
-    }, routed)  # fmt: skip
-    yield Case("attention, chain both ways", True, {
-        f"{CHAIN} of attention": attention_both_ways(chain_of_attentions),
-        f"{CHAIN} of attention, patched and routed": attention_both_ways(chain_of_attentions),
-    }, routed)  # fmt: skip
+    chains = {"matmul": both_ways(chain_of_products), "attention": attention_both_ways(chain_of_attentions)}
+    for op, (case, theirs, ours) in CHAINS.items():
+        yield Case(case, True, dict.fromkeys((theirs, ours), chains[op]), {ours: lambda: patched(always=True)})
     yield Case("gelu, both ways", True, {
         "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
         "laneloom.gemm": both_ways(lambda: laneloom.gemm(a, b, activation="gelu")),
@@ -204,10 +201,8 @@ _ROWS = (
     ("`torch.matmul`, `matmul`, forward and backward", "matmul, both ways", "torch.matmul", "laneloom.matmul"),
     ("the same, patched and routed", "matmul, both ways", "torch.matmul", "torch.matmul, patched and routed"),
     ("the same, `torch.ops.laneloom.matmul`", "matmul, both ways", "torch.matmul", "torch.ops.laneloom.matmul"),
-    (f"{CHAIN} of `torch.matmul` after each other, forward and backward, patched and routed", "matmul, chain both ways",
-     f"{CHAIN} of torch.matmul", f"{CHAIN} of torch.matmul, patched and routed"),
-    ("the same of attention", "attention, chain both ways", f"{CHAIN} of attention",
-     f"{CHAIN} of attention, patched and routed"),
+    (f"{CHAIN} of `torch.matmul` after each other, forward and backward, patched and routed", *CHAINS["matmul"]),
+    ("the same of attention", *CHAINS["attention"]),
     ("`F.gelu` of `torch.matmul`, `gemm` with `activation=\"gelu\"`, forward and backward", "gelu, both ways",
      "F.gelu of torch.matmul", "laneloom.gemm"),
     ("attention, forward and backward", "attention, both ways", "F.scaled_dot_product_attention",

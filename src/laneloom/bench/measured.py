@@ -19,7 +19,7 @@ from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION, WITH_GRADIENTS
 from .attention_models import read as read_models
 from .calls import read as read_calls
-from .host_time import CHAIN
+from .host_time import CHAIN, CHAINS
 from .matmul_layers import read as read_layers
 from .matmul_wide import planned
 from .records import Record, load
@@ -78,11 +78,8 @@ _HOST = {
     "attention": ("attention", "F.scaled_dot_product_attention", "laneloom.flash_attention", 1),
     "scaled_mm": ("scaled_mm", "torch._scaled_mm", "laneloom.gemm", 1),
     "grouped_matmul": ("grouped_matmul", "torch._grouped_mm", "laneloom.grouped_matmul", 1),
-    f"matmul{WITH_GRADIENTS}": (
-        "matmul, chain both ways", f"{CHAIN} of torch.matmul", f"{CHAIN} of torch.matmul, patched and routed", CHAIN),
-    f"attention{WITH_GRADIENTS}": (
-        "attention, chain both ways", f"{CHAIN} of attention", f"{CHAIN} of attention, patched and routed", CHAIN),
-}  # fmt: skip
+    **{op + WITH_GRADIENTS: (*case, CHAIN) for op, case in CHAINS.items()},
+}
 
 
 def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:

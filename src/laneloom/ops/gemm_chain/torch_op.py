@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
-from ..matmul.torch_op import gradient_step, summing_step
+from ..matmul.torch_op import gradient_step, of_batch, summing_step
 from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
 from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
@@ -72,7 +72,7 @@ def _expanded(a0: Any, b0: Any, b1: Any, c1: Any, out: torch.Tensor, factors: Fa
     """The operands with all of D1's batch axes, C1 with all axes or None where it is not read."""
     added = None if c1 is None or factors.beta1 == 0 else c1.expand(out.shape)
     if out.dim() > 2:
-        a0, b0, b1 = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
+        a0, b0, b1 = of_batch(out.shape, a0, b0, b1)
     return a0, b0, b1, added
 
 

@@ -29,6 +29,7 @@ from .torch_op import (
     dtype_name,
     gradient_step,
     known_name,
+    of_batch,
     output_dtype,
     prepare_product,
     run,
@@ -96,7 +97,7 @@ def _scales_as_taken(scales, shape) -> list[Any]:
     """Both as `execute.Terms` takes them, for a result of `shape`."""
     scale_a, scale_b = scales
     if have_blocks(scale_a, scale_b, shape):
-        return [x.expand(*shape[:-2], *x.shape[-2:]) for x in scales]
+        return of_batch(shape, *scales)
     return [None if x is None else x.reshape(-1).contiguous() for x in scales]
 
 
@@ -154,7 +155,7 @@ def _prepare(
         )  # fmt: skip
 
     first = terms_of(c, bias, alpha, beta, scale_a, scale_b)
-    x, y = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (a, b))
+    x, y = of_batch(shape, a, b)
     problem = execute.problem_of(x, y, empty, dtypes, first, arithmetic)
     if problem is None:  # a batch of three strides
         return run_unprepared

@@ -150,6 +150,11 @@ def check_aligned(**operands: torch.Tensor | None) -> None:
             raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {x.data_ptr():#x}")
 
 
+def of_batch(shape: Sequence[int], *operands: torch.Tensor) -> list[torch.Tensor]:
+    """Views with the batch axes of a result of `shape`."""
+    return [x.expand(*shape[:-2], *x.shape[-2:]) for x in operands]
+
+
 def run(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -163,7 +168,7 @@ def run(
     dtypes = (*names, dtype_name("out_dtype", out.dtype))
     gpu = gpu_for_tensor("a", a)
     check_aligned(a=a, b=b, out=out, c=terms.addend, bias=terms.bias)
-    a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
+    a, b = of_batch(out.shape, a, b)
     execute.multiply_into(a, b, out, dtypes, gpu, named_config(config), terms, arithmetic)
 
 
@@ -176,7 +181,7 @@ def prepare_product(
     plain = config is None and out.is_contiguous() and 0 not in (*out.shape, a.shape[-1])
     if plain and gpu.matrix_instructions == "wgmma" and a.device.type == expected_device_type():
         dtypes = (*names, dtype_name("out_dtype", out.dtype))
-        x, y = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
+        x, y = of_batch(out.shape, a, b)
         problem = execute.problem_of(x, y, out, dtypes, arithmetic=arithmetic)
         if problem is not None:  # a schedule goes by the problem's strides: operands need not be expanded for it
             chosen = plan(problem, gpu)

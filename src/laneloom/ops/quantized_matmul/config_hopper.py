@@ -36,7 +36,6 @@ SEARCH_REGISTERS = 8  #: more, to find tiles of rows in groups
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
 LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
 CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
-
 #: the same where TMA brings X: of a slice where groups' sums are scaled, and where none are; the exchange of 8192 sums,
 #: likewise, and what 8 CTAs add to it; what an H200 takes times that, with one and two strips
 TMA_SLICE_US = {True: {8: (0.13, 0.19), 16: (0.40, 0.18)}, False: {8: (0.10, 0.21), 16: (0.14, 0.30)}}
@@ -177,7 +176,7 @@ class HopperWeightsConfig(BaseConfig):
         else:
             brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
             most = most_brought = REGISTERS[self.consumers]
-        # Those of one wgmma are in registers that ptxas counts before any are handed over.
+        # Sums of one wgmma are in registers that ptxas counts before any are handed over.
         of_one = 4 * self.eighths + OTHER_REGISTERS
         if held > most or brought > most_brought or of_one > REGISTERS[self.consumers]:
             return f"hopper_weights: would spill, threads hold {held} and {brought} registers"

@@ -122,7 +122,7 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
         for (int unit = 0; unit < UNITS; ++unit) {
             const bool begins = SCALED && unit * GROUPS % UNITS == 0, ends = SCALED && (unit + 1) * GROUPS % UNITS == 0;
             now.load(of_w, beside, own, unit);
-            if (CARRIED && begins && (GROUP <= SLICE || slice % max(GROUP / SLICE, 1) == 0)) {
+            if (CARRIED && begins && slice * SLICE % max(GROUP, 1) == 0) {
                 scales.read(beside, own, SCALE_KIND, unit * GROUPS / UNITS);
                 scales.scale(sums, part);
             }
