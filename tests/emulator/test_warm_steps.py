@@ -11,6 +11,7 @@ from sampled import in_turn
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from watching import Watching  # noqa: E402
 
 import laneloom  # noqa: E402
@@ -208,6 +209,66 @@ def test_patched_attention_goes_backward_past_the_dispatcher(emulated):
             assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
     assert p.report().routed == 2
     assert len(torch_attention.attention_backward_operator._calls) == 1
+
+
+#: attentions by torch's function: how, and how many heads of keys
+ATTENTIONS = {
+    "plain": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), 2),
+    "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5), 2),
+    "shared": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.0, enable_gqa=True), 1),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_patched_attention_met_before(emulated, name, recorded):
+    call, shared = ATTENTIONS[name]
+    q, k, v = heads(9)
+    operands = [x.clone().requires_grad_(recorded) for x in (q, k[:, :shared], v[:, :shared])]
+    expected = call(*operands)
+    with laneloom.patched(always=True) as p:
+        for _ in range(3):
+            got = call(*operands)
+            assert got.requires_grad == recorded
+            torch.testing.assert_close(got, expected)
+        torch.use_deterministic_algorithms(True)
+        try:
+            call(*operands)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        F.scaled_dot_product_attention(*operands, torch.ones(9, 9, dtype=torch.bool), enable_gqa=True)
+    assert [(e.routed, e.calls) for e in p.report().entries] == [(True, 4), (False, 1)]
+    assert len(p._memory.met) == 1
+    assert len(emulated.launches) == 4
+
+
+def test_second_derivatives_of_attention_met_before(emulated):
+    def second(x):
+        (first,) = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    x = heads(9)[0].requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):  # torch's fast attention has no second derivative
+        expected = second(x.detach().double().requires_grad_()).half()
+    with laneloom.patched(always=True) as p:
+        for _ in range(2):
+            torch.testing.assert_close(second(x), expected, atol=2e-2, rtol=2e-2)
+    assert p.report().routed == 2
+
+
+def test_patched_is_not_asked_about_what_operators_look_at(emulated, monkeypatch):
+    q, k, v = (x.requires_grad_() for x in heads(9))
+    seen, ask = [], patch.Patched.__torch_function__
+    monkeypatch.setattr(patch.Patched, "__torch_function__", lambda *args: (seen.append(args[1]), ask(*args))[1])
+    with laneloom.patched(always=True):
+        for _ in range(2):
+            seen.clear()
+            out = F.scaled_dot_product_attention(q, k, v)
+            out.backward(out)
+            with torch.no_grad():
+                torch_op.matmul_operator(q, k.mT, None, None, None, None, None)
+    assert torch.Tensor.data_ptr not in seen
+    assert F.scaled_dot_product_attention in seen
 
 
 def test_patched_keeps_what_it_kept_before(emulated):

@@ -70,15 +70,27 @@ class Operator:
         self._transformed = self._record = None
         if gradients is not None:
             self._transformed = _function_of(definition, partial(batched, self._within), remember, gradients)
-            self._record = partial(_recorded, definition._name, remember, gradients)
+            self._record = partial(recorded, definition._name, remember, gradients)
 
     def __call__(self, *args: Any) -> Any:
         if is_compiling():  # first: a compiler can trace nothing of what follows
             return self._packet(*args)
-        key = None if is_watched() else self._key_of(args)
-        if key is not None:
-            return (self._calls.get(key) or self._meet(key, args))(*args)
+        if is_watched():
+            return self._dispatched(args)
+        if _function_modes() == 0:
+            call = self._met(args)
+            return self._dispatched(args) if call is None else call(*args)
+        # `patched`, in force in the backward too, would be called for every tensor's every attribute.
+        with torch._C.DisableTorchFunction():
+            call = self._met(args)
+            if call is not None:
+                return call(*args)
         return self._dispatched(args)
+
+    def _met(self, args: Sequence[Any]) -> Callable[..., Any] | None:
+        """What gives the result of a call that nothing else looks at; None of tensors without a key."""
+        key = self._key_of(args)
+        return None if key is None else self._calls.get(key) or self._meet(key, args)
 
     def _meet(self, key: Key, args: Sequence[Any]) -> Callable[..., Any]:
         """What gives the results of calls with this key."""
@@ -98,8 +110,7 @@ class Operator:
     def find(self, args: Sequence[Any]) -> Callable[..., Any] | None:
         """What gives the result, gradients recorded, of a call that autocast and function modes have seen; None where
         something else wants to see it, and of tensors without a key."""
-        key = self._key_of(args) if _dispatch_modes() == 0 and _interpreters() is None else None
-        return None if key is None else self._calls.get(key) or self._meet(key, args)
+        return self._met(args) if _dispatch_modes() == 0 and _interpreters() is None else None
 
     def _within(self, *args: Any) -> Any:
         """A call by the rule for vmap, around which other transforms of torch.func may still be."""
@@ -142,7 +153,6 @@ class Composed(WarmCalls):
 
     def __call__(self, *args: Any) -> Any:
         if not (is_compiling() or torch.is_grad_enabled() or is_watched()):
-            # `patched`, in force in the backward, would be called for every tensor's every attribute.
             with torch._C.DisableTorchFunction():
                 key = self.key_of(args)
                 if key is not None:
@@ -236,7 +246,7 @@ def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 
-def _recorded(name: str, remember: Any, gradients: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(name: str, remember: Any, gradients: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` with its gradients.
 
     With `setup_context` torch would look at its signature, 30 us in each call. `Function.apply` itself looks for

@@ -27,7 +27,7 @@ from triton.runtime import driver
 from ..errors import ArgumentError, LaneloomError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
-from .routes import GRADIENTS, MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
+from .routes import ATTENTION, GRADIENTS, KEPT, MULTI_HEAD_BODY, ROUTES, Decided, Met
 from .routing import (
     Decision,
     Request,
@@ -39,8 +39,6 @@ from .routing import (
     product_request,
     scaled_request,
 )
-
-Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 
 
 @dataclass(frozen=True)
@@ -88,17 +86,14 @@ class Report:
         return "\n".join([*lines, last])
 
 
-_Met = dict[tuple[Any, ...], tuple[Decided, Callable[..., Any]]]
-
-
 @dataclass(frozen=True)
 class _Memory:
     """Decisions that were made, while what they rest on stays what it is."""
 
     rests_on: tuple[Any, ...]
     decisions: dict[tuple[Any, ...], Decided] = field(default_factory=dict)
-    #: of products that nothing else looks at: the decision, and what runs
-    met: _Met = field(default_factory=dict)
+    #: of calls that nothing else looks at
+    met: dict[tuple[Any, ...], Met] = field(default_factory=dict)
 
 
 _memories: dict[tuple[bool, bool], _Memory] = {}  #: by `always` and `captured`
@@ -171,17 +166,18 @@ class Patched(TorchFunctionMode):
         return call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         route = ROUTES.get(func)
         if route is not None:
             if not (torch.compiler.is_compiling() or _active.modes):
                 with _first(self):
                     return self.__torch_function__(func, types, args, kwargs)
-            met = None if kwargs or route is not route_product else self._find(func, args)
-            if met is None:
-                return route(self, func, args, kwargs or {})
-            self._counts[met[0]] += 1
-            return met[1](*args)
-        kwargs = kwargs or {}
+            found = self._find(func, route, args, kwargs) if route in KEPT else None
+            if found is None:
+                return route(self, func, args, kwargs)
+            (decided, run), arguments = found
+            self._counts[decided] += 1
+            return func(*args, **kwargs) if run is None else run(*arguments)
         if func is F.multi_head_attention_forward:
             with self:  # its body is Python, whose products this has to see
                 return MULTI_HEAD_BODY(*args, **kwargs)
@@ -208,7 +204,7 @@ class Patched(TorchFunctionMode):
             before = decisions.get(key)
         except TypeError:  # sizes that are symbols have no hash: make_fx traces
             return self.decide_traced(function, x, y, z, options)
-        found = before or keep(decisions, key, self._decided(function, x, y, z, options))
+        found = before or keep(decisions, key, self.decided(function, x, y, z, options))
         self._counts[found] += 1
         return found[2]
 
@@ -216,7 +212,7 @@ class Patched(TorchFunctionMode):
         """Whether a call that becomes part of a graph goes to laneloom, of tensors that have no data."""
         if self is not innermost():
             return False
-        found = self._decided(function, x, y, z, options, traced=True)
+        found = self.decided(function, x, y, z, options, traced=True)
         self.note_traced(found)
         return found[2]
 
@@ -224,24 +220,33 @@ class Patched(TorchFunctionMode):
         """A graph holds a call that was decided so."""
         self._traced.add(decided)
 
-    def _decided(
+    def decided(
         self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...], *, traced: bool = False
     ) -> Decided:
+        """Where a call goes, and why."""
         return decide_call(function, x, y, z, options, self.always, self.captured, traced=traced)
 
-    def _find(self, func: Any, args: Any) -> tuple[Decided, Callable[..., Any]] | None:
-        """The decision on an eager product of these arguments, and what runs. None where something else looks, and of
+    def _find(self, func: Any, route: Any, args: Any, kwargs: Any) -> tuple[Met, tuple[Any, ...]] | None:
+        """What is kept of an eager call of these arguments, and those that run. None where something else looks, and of
         tensors without a key."""
-        if torch.compiler.is_compiling() or is_watched():
+        if torch.compiler.is_compiling() or is_watched() or self is not innermost():
             return None
-        if self is not innermost() or not isinstance(args[0], torch.Tensor):
+        arguments_of, meet = KEPT[route]
+        arguments = arguments_of(args, kwargs)
+        if arguments is None or not isinstance(arguments[0], torch.Tensor):
             return None
-        key = key_of(args)
+        key = key_of(arguments)
         if key is None:
             return None
-        key = func, key, _tf32(args[0])
-        met = (self._memory or self._remember()).met
-        return met.get(key) or self._meet(met, func, key, args)
+        key = func, key, _tf32(arguments[0])
+        kept = (self._memory or self._remember()).met
+        met = kept.get(key)
+        if met is None:
+            met = meet(self, func, arguments)
+            if met is None:
+                return None
+            keep(kept, key, met)
+        return met, arguments
 
     def _remember(self) -> _Memory:
         """What contexts like this one have met before, as one is entered at each step of a training."""
@@ -254,18 +259,6 @@ class Patched(TorchFunctionMode):
             memory = _memories[self.always, self.captured] = _Memory(rests_on)
         self._memory = memory
         return memory
-
-    def _meet(self, met: _Met, func: Any, key: tuple[Any, ...], args: Any) -> tuple[Decided, Callable[..., Any]] | None:
-        function, names = PRODUCTS[func]
-        (x, y, *z), refusal = bound(names, args, {})
-        if func is torch.Tensor.__rmatmul__ or refusal is not None:
-            return None
-        decided = self._decided(function, x, y, z[0] if z else None, (None, False, False))
-        if not decided[2]:
-            return keep(met, key, (decided, func))
-        operator, arguments = called(function, *args)
-        run = operator.find(arguments)
-        return run and keep(met, key, (decided, lambda *args: run(*called(function, *args)[1])))
 
 
 def patched(*, always: bool = False, captured: bool = False) -> Patched:
@@ -357,7 +350,7 @@ def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) ->
         return refusal
     if function in ("scaled_mm", "scaled_grouped_mm"):  # whose options are what has scales, and how it is summed
         return scaled_request(x, y, z, *options[1:], groups=function == "scaled_grouped_mm")
-    if function == "scaled_dot_product_attention":
+    if function == ATTENTION:
         return attention_request(x, y, z, causal, grouped)
     if function == "grouped_mm":
         return grouped_request(x, y, z)

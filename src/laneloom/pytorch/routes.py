@@ -17,10 +17,13 @@ from ..ops.matmul.torch_gemm import gemm_operator
 from ..ops.matmul.torch_grouped import grouped_operator
 from ..ops.matmul.torch_op import matmul_operator
 from ..ops.operators import Operator
-from .attention import attend
+from .attention import attend, prepared
 
 if TYPE_CHECKING:
     from .patch import Patched
+
+Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
+Met = tuple[Decided, Callable[..., Any] | None]  #: the decision, and what runs where laneloom takes the call
 
 
 def _takes(mode: Patched, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
@@ -77,22 +80,61 @@ def _route_addmm(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+def _attention_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], str | None]:
+    """q, k, v, causal, the scale and whether heads share keys, and why torch keeps the call, if it does."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    (x, y, z, mask, dropout, causal, scale, grouped), refusal = bound(names, args, kwargs)
+    (q, k, v, mask, dropout, causal, scale, grouped), refusal = bound(names, args, kwargs)
     if mask is not None:
         refusal = "attn_mask"
     elif dropout:
         refusal = "dropout"
     elif scale is not None and not (isinstance(scale, (int, float)) and abs(scale) <= MOST_SCALE):
         refusal = "a scale that is no number or too large"
-    elif must_be_deterministic() and not mode.always and torch.is_grad_enabled() and any(
-        isinstance(t, torch.Tensor) and t.requires_grad for t in (x, y, z)
+    elif scale is not None:
+        scale = float(scale)
+    return (q, k, v, bool(causal), scale, bool(grouped)), refusal
+
+
+def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (q, k, v, causal, scale, grouped), refusal = _attention_call(args, kwargs)
+    if refusal is None and must_be_deterministic() and not mode.always and torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in (q, k, v)
     ):
         refusal = "gradients by deterministic algorithms, which were not measured"
-    if _takes(mode, "scaled_dot_product_attention", x, y, z, (refusal, bool(causal), bool(grouped))):
-        return attend(x, y, z, bool(causal), None if scale is None else float(scale))
+    if _takes(mode, ATTENTION, q, k, v, (refusal, causal, grouped)):
+        return attend(q, k, v, causal, scale)
     return func(*args, **kwargs)
+
+
+def _meet_product(mode: Patched, func: Any, args: tuple[Any, ...]) -> Met | None:
+    function, names = PRODUCTS[func]
+    (x, y, *z), refusal = bound(names, args, {})
+    if func is torch.Tensor.__rmatmul__ or refusal is not None:
+        return None
+    decided = mode.decided(function, x, y, z[0] if z else None, (None, False, False))
+    if not decided[2]:
+        return decided, None
+    operator, arguments = called(function, *args)
+    run = operator.find(arguments)
+    return None if run is None else (decided, lambda *args: run(*called(function, *args)[1]))
+
+
+def _meet_attention(mode: Patched, func: Any, args: tuple[Any, ...]) -> Met:
+    q, k, v, causal, scale, grouped = args
+    decided = mode.decided(ATTENTION, q, k, v, (None, causal, grouped))
+    if not decided[2]:
+        return decided, None
+    run = prepared(q, k, v, causal, scale)
+    return decided, lambda q, k, v, *_: run(q, k, v)
+
+
+def _key_of_product(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    return None if kwargs else args
+
+
+def _key_of_attention(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    call, refusal = _attention_call(args, kwargs)
+    return None if refusal is not None or must_be_deterministic() else call
 
 
 def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
@@ -191,6 +233,7 @@ def _route_scaled_groups(mode: Patched, func: Any, args: Any, kwargs: Any, *, re
     return func(*args, **kwargs)
 
 
+ATTENTION = "scaled_dot_product_attention"
 TENSOR_WISE, ROW_WISE = 0, 1  #: of torch's ScalingType
 PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.matmul: ("matmul", ("input", "other")),
@@ -211,6 +254,12 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     torch._grouped_mm: _route_grouped,  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
     torch._scaled_mm: _route_scaled,  # pyright: ignore[reportPrivateImportUsage]
     torch._scaled_grouped_mm: _route_scaled_groups,  # pyright: ignore[reportPrivateImportUsage]
+}
+#: of routes whose calls are kept: a call's arguments by which it is found, None where it is decided anew, and what is
+#: kept of one, None for nothing
+KEPT: dict[Any, tuple[Callable[..., tuple[Any, ...] | None], Callable[..., Met | None]]] = {
+    route_product: (_key_of_product, _meet_product),
+    _route_attention: (_key_of_attention, _meet_attention),
 }
 #: what F.scaled_mm and F.scaled_grouped_mm call; torch 2.9 has neither
 for _name, _route in (("_scaled_mm_v2", _route_scaled), ("_scaled_grouped_mm_v2", _route_scaled_groups)):
