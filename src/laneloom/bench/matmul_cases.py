@@ -85,6 +85,8 @@ LAYER_ROWS = (
 OTHER_LAYOUTS, OF_ANY_LAYOUT = ("nt", "nt", "nn", "tn", "tt"), 0.8  #: what is not NT, of so large a share
 MOST_LAYER_FLOPS, MOST_LAYER_BYTES = 1.5e12, 3e9
 LAYERS, LAYER_SEEDS = 225, (1, 2)  #: of one seed; the seeds
+GRADIENT_ROWS = (512, 788, 1024, 2048, 2500, 4096, 6304, 8192, 12288, 16384)  #: tokens of a step of training
+GRADIENT_LAYERS = 80  #: whose two gradients are measured, of one seed
 
 
 @dataclass(frozen=True)
@@ -171,4 +173,18 @@ def random_layers(seed: int, count: int = LAYERS) -> list[Case]:
         dtype = generator.choice(("bf16", "fp16"))
         if 2 * m * n * k <= MOST_LAYER_FLOPS and 2 * (m * n + m * k + n * k) <= MOST_LAYER_BYTES:
             found.append(make_case("layers", layout, dtype, (m, n, k)))
+    return found
+
+
+def random_layer_gradients(seed: int, count: int = GRADIENT_LAYERS) -> list[Case]:
+    """Both products of the backward of so many random linear layers, any of LAYER_SIDES with any of GRADIENT_ROWS.
+
+    Of Y = X W^T, W [N, K] as torch.nn.Linear has it: dX = dY W is NN, dW = dY^T X TN.
+    """
+    generator, found = random.Random(seed), []
+    while len(found) < 2 * count:
+        (n, k), m = generator.choice(LAYER_SIDES), generator.choice(GRADIENT_ROWS)
+        dtype = generator.choice(("bf16", "bf16", "fp16"))
+        if min(n, k) >= 256 and 2 * m * n * k <= MOST_LAYER_FLOPS:
+            found += [make_case("layers", "nn", dtype, (m, k, n)), make_case("layers", "tn", dtype, (n, k, m))]
     return found

@@ -3,6 +3,7 @@
 `python -m laneloom.bench.matmul_layers --out results/h200/layers.csv --jobs 16` measures LAYERS of them for each seed,
 in bf16 and fp16, most of them NT (torch.nn.functional.linear), each checked against FP64, and
 `--render results/h200/layers.csv docs/hopper-gemm-products.md --readme README.md` writes what came out into the pages.
+The same with `--gradients` and results/h200/layer_gradients.csv: the two products of the backward of such layers.
 `bench.matmul_tiles --models` measures many configs of the same products.
 """
 
@@ -17,7 +18,7 @@ from statistics import geometric_mean
 from ..ops.matmul.config import plan
 from ..ops.target import active_gpu
 from .matmul import compile_ahead, measure
-from .matmul_cases import LAYER_SEEDS, LAYERS, random_layers
+from .matmul_cases import GRADIENT_LAYERS, GRADIENT_ROWS, LAYER_SEEDS, LAYERS, random_layer_gradients, random_layers
 from .matmul_tiles import read_rows, write
 from .report import fill_pages
 from .timing import METHOD_SUSTAINED
@@ -62,12 +63,39 @@ def render(rows: Sequence[Row]) -> str:
             f"| {first} to {last} | {len(ratios)} | {geometric_mean(ratios):.3f} | {ratios[0]:.2f} | "
             f"{ratios[len(ratios) // 2]:.2f} | {ratios[-1]:.2f} |"
         )
-    lines += ["", "| slowest: M x N x K | layout | dtype | us | x torch | what ran |", "|---" * 6 + "|"]
+    return "\n".join([*lines, "", *_slowest(rows)])
+
+
+def summarise_gradients(rows: Sequence[Row]) -> str:
+    """Markdown: a sentence."""
+    ratios = [row.ratio for row in rows]
+    of_x, of_w = (geometric_mean(row.ratio for row in rows if row.layout == layout) for layout in ("nn", "tn"))
+    return (
+        f"{len(rows)} gradients of linear layers of models ({min(GRADIENT_ROWS)} to {max(GRADIENT_ROWS)} tokens, "
+        f"bf16 and fp16): dX = dY W {of_x:.3f}, dW = dY^T X {of_w:.3f} x torch.matmul on average, "
+        f"{sum(ratio < SLOW for ratio in ratios)} under {SLOW}."
+    )
+
+
+def render_gradients(rows: Sequence[Row]) -> str:
+    """Markdown: by tokens, then the slowest beside torch."""
+    head = "| tokens | layers | dX: x torch | least | dW: x torch | least |"
+    lines = [summarise_gradients(rows), "", head, "|---" * 6 + "|"]
+    for tokens in GRADIENT_ROWS:
+        of_x = [row.ratio for row in rows if (row.layout, row.m) == ("nn", tokens)]
+        of_w = [row.ratio for row in rows if (row.layout, row.k) == ("tn", tokens)]
+        cells = (f"{geometric_mean(ratios):.3f} | {min(ratios):.2f}" for ratios in (of_x, of_w))
+        lines.append(f"| {tokens} | {len(of_x)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_slowest(rows)])
+
+
+def _slowest(rows: Sequence[Row]) -> list[str]:
+    lines = ["| slowest: M x N x K | layout | dtype | us | x torch | what ran |", "|---" * 6 + "|"]
     for row in sorted(rows, key=lambda row: row.ratio)[:SLOWEST]:
         schedule = row.config.partition(":")[0].removeprefix("hopper_")
         sizes = f"{row.m} x {row.n} x {row.k}"
         lines.append(f"| {sizes} | {row.layout.upper()} | {row.dtype} | {row.us:.2f} | {row.ratio:.2f} | {schedule} |")
-    return "\n".join(lines)
+    return lines
 
 
 def read(path: Path) -> list[Row]:
@@ -81,21 +109,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--render", type=Path, nargs="+", metavar=("CSV", "PAGE"), help="fill pages from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
+    parser.add_argument("--gradients", action="store_true", help="both products of their backward, in place of them")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(LAYER_SEEDS))
-    parser.add_argument("--count", type=int, default=LAYERS, help="products of each seed")
+    parser.add_argument("--count", type=int, help="layers of each seed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     if arguments.render:
         rows = read(arguments.render[0])
-        fill_pages(arguments.render[1:], {"layers": render(rows)})
+        if arguments.gradients:
+            fill_pages(arguments.render[1:], {"layer gradients": render_gradients(rows)})
+        else:
+            fill_pages(arguments.render[1:], {"layers": render(rows)})
         if arguments.readme:
-            fill_pages([arguments.readme], {"layers summary": summarise(rows)})
+            summary = summarise_gradients(rows) if arguments.gradients else summarise(rows)
+            fill_pages([arguments.readme], {f"layer{' gradients' if arguments.gradients else 's'} summary": summary})
         return
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    cases = [case for seed in arguments.seeds for case in random_layers(seed, arguments.count)]
+    draw, count = (random_layer_gradients, GRADIENT_LAYERS) if arguments.gradients else (random_layers, LAYERS)
+    cases = [case for seed in arguments.seeds for case in draw(seed, arguments.count or count)]
     compile_ahead(cases, arguments.jobs)
     for case in cases:
         timings, errors = measure(case, rounds=arguments.rounds, single=False)
@@ -107,7 +141,7 @@ def main() -> None:
         ))  # fmt: skip
         print(f"{p.m} x {p.n} x {p.k} {case.layout} {case.dtype}: {us:.2f} us, {ratio:.3f} x torch", flush=True)
         write(arguments.out, rows)
-    print(summarise(rows))
+    print(summarise_gradients(rows) if arguments.gradients else summarise(rows))
 
 
 if __name__ == "__main__":

@@ -159,6 +159,7 @@ def config_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
 #: what else of a GPU's folder, or of one like it, has measurements, and how they are read
 OTHER_FILES = {
     "attention_models.csv": model_rows, GROUPS_FILE: group_rows, "calls.csv": call_rows, "layers.csv": layer_rows,
+    "layer_gradients.csv": layer_rows,
     "tiles_wide.csv": config_rows, "tiles_batches.csv": config_rows, "tiles_unaligned.csv": config_rows,
     "tiles_decode.csv": config_rows, "tiles_short.csv": config_rows, "tiles_small.csv": config_rows,
 }  # fmt: skip

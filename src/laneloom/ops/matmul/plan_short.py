@@ -51,6 +51,8 @@ ROW_FACTORS = {
     Rows.LINES: 1.0, Rows.SECTORS: 1.358, Rows.BROKEN: 1.81, Rows.CLASS_32: 1.169, Rows.CLASS_64: 1.136,
     Rows.CLASS_128: 1.119,
 }  # fmt: skip
+#: on those of columns that are neighbours in memory, where tiles begin inside of lines, or of sectors
+CUT_ROWS, CUT_SECTOR_ROWS = 1.2, 2.3
 BOTH_FACTOR, BOTH_BY_EIGHT = 1.225, 1.397  #: on loads of four, and of eight, CTAs that share both operands
 #: on loads of lines that many CTAs ask for, none of them in a cluster: the L2 answers neighbours together
 TOGETHER = 0.7399
@@ -138,6 +140,8 @@ def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu:
     missing += np.where(of.n > n, MISSING_AT_END_CLOCKS, MISSING_CLOCKS) * np.minimum(columns / share_b, absent_b)
     of_a = ROW_CLOCKS * ROW_FACTORS[rows_a] * m / share_a
     of_b = ROW_CLOCKS * ROW_FACTORS[rows_b] * columns / share_b
+    if in_panels and rows_b is not Rows.BROKEN:
+        of_b = of_b * np.where(n * size % SECTOR_BYTES, CUT_SECTOR_ROWS, np.where(n * size % LINE_BYTES, CUT_ROWS, 1.0))
     both = np.where(sharers > 4, BOTH_BY_EIGHT, BOTH_FACTOR)
     load = (of_a + of_b + missing) * np.where((share_a > 1) & (share_b > 1), both, 1.0)
     load *= np.where(peers == 1, 1 - (1 - TOGETHER) * (1 - 1 / right) * (1 - 1 / down), 1.0)
