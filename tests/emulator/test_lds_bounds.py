@@ -26,7 +26,7 @@ k:
 \t.amdhsa_kernel k
 \t\t.amdhsa_next_free_vgpr 32
 \t\t.amdhsa_next_free_sgpr 48
-\t\t.amdhsa_group_segment_fixed_size 100
+\t\t.amdhsa_group_segment_fixed_size {asked}
 \t\t.amdhsa_user_sgpr_count 2
 \t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
 \t\t.amdhsa_float_denorm_mode_32 3
@@ -55,17 +55,17 @@ PAST = np.array([512, 516, 1020, 0xF00000, 0x7FFFFFFC, 0x80000000, 0xFFFF0000, 4
 BACK_AND_FORTH = "ds_store_b32 v1, v2\n{waits}\nds_load_2addr_b32 v[3:4], v1 offset1:128"
 
 
-def assembly(gpu: str, body: str) -> str:
+def assembly(gpu: str, body: str, asked: int = 100) -> str:
     code = CODE.format(body=body.format(waits=WAITS[gpu]), waits=WAITS[gpu])
-    return KERNEL.format(gpu=gpu, code="\n".join("\t" + line for line in code.strip().splitlines()))
+    return KERNEL.format(gpu=gpu, asked=asked, code="\n".join("\t" + line for line in code.strip().splitlines()))
 
 
-def run(gpu: str, body: str, addresses, *, strict=False, lds_drops=True) -> np.ndarray:
+def run(gpu: str, body: str, addresses, *, strict=False, lds_drops=True, asked=100) -> np.ndarray:
     memory = np.zeros((3, 32), np.uint32)
     memory[0] = np.resize(np.asarray(addresses, np.uint32), 32)
     at = memory.ctypes.data
     launch(
-        Program(assembly(gpu, body), gpu, strict=strict), [1], at.to_bytes(8, "little"), workgroup_size=32,
+        Program(assembly(gpu, body, asked), gpu, strict=strict), [1], at.to_bytes(8, "little"), workgroup_size=32,
         regions=[Region("x", at, memory.nbytes, memory)], lds_drops=lds_drops,
     )  # fmt: skip
     return memory[1:]
@@ -125,6 +125,25 @@ def test_what_the_guides_do_not_define_stays_an_error(gpu, body, address):
     ) as e:
         run(gpu, body, [address])
     assert "hardware" not in str(e.value)
+
+
+WORD = "ds_store_b8 v1, v2\n{waits}\nds_load_b32 v3, v1\n{waits}\n"
+
+
+@pytest.mark.parametrize("gpu", list(WAITS))
+@pytest.mark.parametrize("atomic", ["ds_or_b32 v1, v2", "ds_cmpstore_rtn_b32 v3, v1, v2, v3"])
+def test_atomics_on_bytes_touch_the_last_word(gpu, atomic):
+    """LLVM makes them atomics of the word around, which may end past the bytes that the kernel asks for."""
+    if gpu == "gfx942":
+        atomic = atomic.replace("cmpstore", "cmpst").replace("v2, v3", "v3, v2")
+    body = f"{WORD}{atomic}\n{{waits}}\nds_load_u8 v3, v1\nv_mov_b32 v4, 0\n"
+    for asked in (97, 98, 99):
+        past, _ = run(gpu, body, 96, lds_drops=False, asked=asked)
+        assert set(past) <= set(range(64))
+        with pytest.raises(OutOfBoundsError, match="at byte 100, outside the 100 bytes"):
+            run(gpu, body, 100, lds_drops=False, asked=asked)
+    with pytest.raises(OutOfBoundsError, match="4-byte LDS access at byte 96, outside the 97 bytes"):
+        run(gpu, WORD + "v_mov_b32 v4, 0", 96, lds_drops=False, asked=97)
 
 
 def test_from_the_command_line(tmp_path):

@@ -1,5 +1,5 @@
 """A listing as the emulator works with it: names, register numbers, and which instructions name vector registers that
-the kernel does not have.
+the kernel does not have; how much of LDS it may touch.
 
 The hardware reads v0 for such a register and drops what is written (RDNA 3 ISA guide, "VGPR Out Of Range"), so a
 descriptor that asks for too few gives wrong numbers in silence.
@@ -7,13 +7,18 @@ descriptor that asks for too few gives wrong numbers in silence.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from ..gpu import Gpu
+from ..isa.occupancy import allocated_lds
 from ..isa.parse import Instruction, Listing
 from ..isa.registers import with_vcc
 from ..isa.vgpr_banks import number_registers
 from . import block_access, cdna, literals
+
+#: what LLVM makes of an atomic on 1 or 2 bytes: one of the whole word, where and, or, xor do not do in a loop
+_OF_WORDS = re.compile(r"(ds_(cmpstore|and|or|xor)(_rtn)?|flat_atomic_(cmpswap|and|or|xor))_b32")
 
 
 def prepare(listing: Listing, gpu: Gpu) -> int:
@@ -56,3 +61,13 @@ def _missing(ins: Instruction, given: dict[str, int]) -> str:
             own = f"{o.kind}0 to {o.kind}{given[o.kind] - 1}"
             return f"{o.kind}{last} is none of the registers that .amdhsa_next_free_vgpr gives this kernel, {own}"
     return ""
+
+
+def reachable_lds(listing: Listing, gpu: Gpu, asked: int, beyond: bool) -> int:
+    """How many bytes of LDS a workgroup may touch: those that the kernel asks for, `beyond` whole granules.
+
+    The word around a byte that is changed by an atomic of the word may end past them; whole words are given out.
+    """
+    if beyond:
+        return allocated_lds(gpu, asked)
+    return -(-asked // 4) * 4 if any(_OF_WORDS.match(ins.name) for ins in listing.instructions) else asked

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError, EmulationError
-from ..isa.occupancy import allocated_lds
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
+from .allocation import reachable_lds
 from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
@@ -250,7 +250,7 @@ class _Run:
         for k in range(p.lanes // 32):
             S[EXEC + k] = exists[:, k]
         # What lies between the size asked for and the size given out is memory too, for those that may go beyond.
-        lds_bytes = allocated_lds(p.gpu, self.lds_bytes) if self.lds_drops else self.lds_bytes
+        lds_bytes = reachable_lds(listing, p.gpu, self.lds_bytes, self.lds_drops)
         if p.strict:
             unit = unit_bytes(listing, ("ds_", "flat_", "global_load_async"))
             lds = TrackedLocalMemory(len(groups), lds_bytes, unit)
