@@ -108,6 +108,10 @@ def _mask_or(m: np.ndarray, d: np.ndarray, set_bits: np.ndarray) -> np.ndarray:
     return m & ~d | set_bits
 
 
+def _compare_and_store(m: np.ndarray, d: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return np.where(m == expected, d, m)
+
+
 #: what is undefined of the new word, from what is of the one in memory and from data that is defined
 _UNDEFINED: dict[Combine, Combine] = {
     np.bitwise_and: np.bitwise_and, np.bitwise_or: lambda u, d: u & ~d, np.bitwise_xor: lambda u, d: u,
@@ -124,7 +128,7 @@ OPERATIONS: dict[str, tuple[Combine, str]] = {
     "min_num": (lambda m, d: MIN_NUM(d, m), ""), "max_num": (lambda m, d: MAX_NUM(d, m), ""),  # of two NaN the operand
     "mskor": (_mask_or, "u"),
     "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
-    "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
+    "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (_compare_and_store, "u"),
 }  # fmt: skip
 _NAME = re.compile(
     r"(global|flat|buffer)_atomic_(\w+?)_([uibf])(32|64)$|(global|flat|buffer)_atomic_pk_add_(f16|bf16)$"
@@ -207,7 +211,7 @@ def _take_effect(
             g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
         elif combine in _UNDEFINED:
             _spread(g, index, active, combine, values, destination)
-        else:
+        elif combine is not _compare_and_store or dtype != U32:  # that of words has a rule of its own, undefined_swap
             g.undefined_lds.combine(g, at, dtype.itemsize, active)
     if destination is None and _sums_are_plain(combine, *values, items[index]):
         # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.

@@ -32,6 +32,7 @@ from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
 from .tested_loads import tested_loads
 from .undefined_select import follow_selects
+from .undefined_swap import follow_swaps
 
 if TYPE_CHECKING:
     from .counters import Counters
@@ -196,6 +197,7 @@ class Program:
             guard = self._guard(ins, number, target, step, number - block.first in tested)
             code.guards.append(self.guards.setdefault(number, guard))
         follow_selects(code.guards, body, self.lanes)
+        follow_swaps(code.guards, body, self.lanes)
         return code
 
     def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:

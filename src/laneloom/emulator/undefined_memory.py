@@ -25,6 +25,7 @@ from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .tensor_access import TensorMove
 from .undefined import Rule
+from .undefined_swap import is_swap, swap_rule
 
 _STORES = "stores bits that nobody wrote"
 
@@ -36,6 +37,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _lds_load_rule(ins, step)
     if ins.name.startswith("scratch_"):
         return _scratch_rule(ins, touched, step)
+    if is_swap(ins):
+        return swap_rule(ins)
     if ins.name.startswith("ds_"):
         return _lds_rule(ins, target, touched, step)
     if isinstance(step, AsyncCopy):

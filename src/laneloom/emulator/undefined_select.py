@@ -86,11 +86,11 @@ def selects(body: list[Instruction], lanes: int) -> Iterator[tuple[Select, int, 
         for x, y in (ins.operands[1:], ins.operands[:0:-1]):
             if y.kind not in ("v", "s") or _overlap(total, y):
                 continue
-            middle = _next(body, k, _AND, {total}, [total, y], lanes)
+            middle = next_plain(body, k, _AND, {total}, [total, y], lanes)
             if middle is None or _overlap(body[middle].operands[0], y):
                 continue
             picked = body[middle].operands[0]
-            last = _next(body, middle, _SUM, {picked, y}, [picked, y], lanes)
+            last = next_plain(body, middle, _SUM, {picked, y}, [picked, y], lanes)
             if last is not None:
                 one, other = body[middle].operands[1:]
                 yield Select(x, y, other if one == total else one, total, body[last].operands[0]), k, middle, last
@@ -105,7 +105,8 @@ def follow_selects(guards: list[Any], body: list[Instruction], lanes: int) -> No
 
 
 def _plain(ins: Instruction, pattern: re.Pattern) -> bool:
-    known = pattern.fullmatch(ins.name) is not None and ins.second is None and len(ins.operands) == 3
+    known = pattern.fullmatch(ins.name) is not None and ins.second is None
+    known = known and len(ins.operands) in (2, 3)  # v_cmpx writes EXEC alone from gfx11 on
     return known and "dpp" not in ins.encoding and "sdwa" not in ins.encoding
 
 
@@ -113,14 +114,14 @@ def _overlap(a: Operand, b: Operand) -> bool:
     return a.kind == b.kind and bool(mask_of(a) & mask_of(b))
 
 
-def _next(
+def next_plain(
     body: list[Instruction], start: int, pattern: re.Pattern, sources: set[Operand], kept: list[Operand], lanes: int
 ) -> int | None:
-    """The next such instruction with these sources, if none before it writes what is to be kept, or EXEC."""
+    """The next such instruction with these two sources, if none before it writes what is to be kept, or EXEC."""
     vectors = sum(mask_of(o) for o in kept if o.kind == "v")
     scalars = sum(mask_of(o) for o in kept if o.kind == "s") | 3 << EXEC
     for k in range(start + 1, min(start + 1 + _REACH, len(body))):
-        if _plain(body[k], pattern) and sources <= set(body[k].operands[1:]):
+        if _plain(body[k], pattern) and sources <= set(body[k].operands[-2:]):
             return k
         used = uses(body[k], lanes)
         if used.writes_v & vectors or used.writes_s & scalars:
