@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 from test_strict import GPUS, LANE, POINTER, run
 
+from laneloom.codegen import compile_llvm_ir
+from laneloom.emulator.launch import launch
+from laneloom.emulator.memory import Region
+from laneloom.emulator.program import Program
 from laneloom.errors import HazardError
+from laneloom.gpu import get_gpu
 
 # Half a word is written; the atomic of that half is one of the whole word.
 HALF = POINTER + LANE + "\tv_mov_b32_e32 v2, 0x5a0f\n\tds_store_b16 v1, v2\n\tv_mov_b32_e32 v3, {data}\n"
@@ -120,3 +125,39 @@ def test_another_test_of_the_word_is_not_decided(gpu, register):
     other = f"\tv_bfi_b32 {register}, 0xffff, {register}, v9\n\tv_cmp_eq"
     with pytest.raises(HazardError, match="depends on a value that nobody wrote"):
         run(BEGIN + LOOP.replace("\tv_cmp_eq", other) + "\tds_load_u16 v4, v5\n" + STORE, gpu)
+
+
+IN_SCRATCH = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {{
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %own = alloca i32, align 4, addrspace(5)
+  %flat = addrspacecast ptr addrspace(5) %own to ptr
+  %old = atomicrmw {operation} ptr %flat, i32 %t syncscope("agent") monotonic
+  %new = load i32, ptr addrspace(5) %own
+  %low = and i32 {stored}, {mask}
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %low, ptr addrspace(1) %to
+  ret void
+}}
+"""
+
+
+def in_scratch(gpu, operation, stored, mask):
+    """Flat atomics on scratch that nobody wrote before."""
+    text = IN_SCRATCH.format(operation=operation, stored=stored, mask=mask)
+    program = Program(compile_llvm_ir(text, gpu, num_warps=64 // get_gpu(gpu).wave).asm, gpu, strict=True)
+    out = np.zeros(64, np.uint32)
+    regions = [Region("out", out.ctypes.data, out.nbytes, out)]
+    launch(program, [1], out.ctypes.data.to_bytes(8, "little"), workgroup_size=64, regions=regions)
+    return out
+
+
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx1201"])
+def test_flat_atomics_on_scratch(gpu):
+    assert (in_scratch(gpu, "xchg", "%new", -1) == np.arange(64)).all()
+    assert not in_scratch(gpu, "and", "%new", -64).any()  # the bits that are zeros now
+    for operation, stored in (("xchg", "%old"), ("or", "%old"), ("or", "%new")):
+        with pytest.raises(HazardError, match="stores bits that nobody wrote"):
+            in_scratch(gpu, operation, stored, -1)
+    with pytest.raises(HazardError, match="an atomic combines bits of scratch that nobody wrote"):
+        in_scratch(gpu, "add", "%old", -1)

@@ -23,6 +23,7 @@ from .global_access import global_addresses
 from .lds_access import addresses
 from .mode import flush
 from .private_access import check_private, gather_private, scatter_private
+from .shadow import Found
 from .state import U32, Waves
 
 Combine = Callable[..., np.ndarray]  #: (memory, data) or, for compare-and-swap, (memory, data, compare)
@@ -245,6 +246,28 @@ def _spread(
             g.shadow.note(destination + k)
 
 
+def _undefined_in_scratch(g: Waves, at, active: np.ndarray, owners, operation, values) -> np.ndarray | None:
+    """What nobody wrote of the words of scratch that an atomic finds; what it leaves there is noted."""
+    if g.shadow is None or g.shadow.private is None:
+        return None
+    combine, dtype = operation
+    twin = g.twin(g.shadow.V)
+    twin.private = g.shadow.private
+    words = gather_private(twin, at, dtype.itemsize, owners)
+    found = np.ascontiguousarray(words[active])
+    if not found.any():
+        return None
+    if combine is not _replace and combine not in _UNDEFINED:
+        wave, lane = (int(x[0]) for x in np.nonzero(words.any(axis=-1) & active))
+        raise Found("undefined", "an atomic combines bits of scratch that nobody wrote", int(g.ids[wave]), lane)
+    left = np.zeros_like(found)
+    if combine is not _replace:
+        left = np.ascontiguousarray(_UNDEFINED[combine](found.view(dtype)[:, 0], *values)).view(U32)
+    words[active] = left.reshape(found.shape)
+    scatter_private(twin, at, words, dtype.itemsize, active, owners)
+    return found
+
+
 def _flat_step(operation, data: list[int], destination: int | None, where: FlatAddress) -> Step:
     """A flat atomic: each lane works on the memory that its address lies in."""
     combine, dtype = operation
@@ -252,12 +275,18 @@ def _flat_step(operation, data: list[int], destination: int | None, where: FlatA
 
     def in_scratch(g: Waves, at: np.ndarray, active: np.ndarray, owners: np.ndarray | None) -> None:
         old = np.ascontiguousarray(gather_private(g, at, nbytes, owners)[active]).view(dtype)[:, 0]
-        new = np.asarray(combine(old, *[_data(g, n, dtype, active) for n in data]), dtype)
+        values = [_data(g, n, dtype, active) for n in data]
+        new = np.asarray(combine(old, *values), dtype)
+        undefined = _undefined_in_scratch(g, at, active, owners, operation, values)
         words = np.zeros((g.count, g.lanes, nbytes // 4), U32)
         words[active] = np.ascontiguousarray(new).view(U32).reshape(-1, nbytes // 4)
         scatter_private(g, at, words, nbytes, active, owners)
         if destination is not None:
             _finish(g, destination, dtype, active, old)
+            if undefined is not None:
+                for k in range(nbytes // 4):
+                    g.shadow.V[destination + k][active] = undefined[:, k]
+                    g.shadow.note(destination + k)
 
     def step(g: Waves) -> None:
         address, spaces = where.split(g)
