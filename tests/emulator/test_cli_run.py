@@ -9,7 +9,7 @@ import triton.language as tl
 from typer.testing import CliRunner
 
 from laneloom.cli import app
-from laneloom.codegen import compile_kernel
+from laneloom.codegen import compile_kernel, compile_llvm_ir
 from laneloom.isa import objdump
 from laneloom.verify import decode
 
@@ -180,6 +180,29 @@ def test_an_array_without_elements_is_a_null_pointer(tmp_path):
     done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", "--arg", "f32:0:zeros", "--arg", "f32:0.5")
     assert done.exit_code == 1
     assert "through a null pointer" in done.output
+
+
+ON_BYTES = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {
+  %lane = call i32 @llvm.amdgcn.workitem.id.x()
+  %at = getelementptr i8, ptr addrspace(1) %out, i32 %lane
+  %old = atomicrmw OPERATION ptr addrspace(1) %at, i8 3 syncscope("agent") monotonic
+  ret void
+}
+"""
+
+
+@pytest.mark.parametrize("operation", ["add", "or"])
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx1201"])
+def test_atomics_on_the_last_bytes_of_an_array(tmp_path, gpu, operation):
+    """LLVM makes them atomics of the words around, the last of which ends past the array."""
+    file, out = tmp_path / "k.s", tmp_path / "out.npy"
+    file.write_text(compile_llvm_ir(ON_BYTES.replace("OPERATION", operation), gpu).asm)
+    command = ["run", str(file), "--grid", "1", "--strict", "--arg"]
+    assert CliRunner().invoke(app, [*command, f"u8:5:zeros -> {out}", "--block", "5"]).exit_code == 0
+    assert np.load(out).tolist() == [3] * 5
+    too_many = CliRunner().invoke(app, [*command, "u8:5:zeros", "--block", "9"])
+    assert "past the end of argument" in " ".join(too_many.output.split())
 
 
 def test_a_narrow_terminal_cuts_no_heading(tmp_path):

@@ -69,6 +69,7 @@ def run(
     """
     import numpy as np
 
+    from ..emulator.allocation import changes_words
     from ..emulator.launch import launch
     from ..emulator.memory import Region
     from ..emulator.program import Program
@@ -89,10 +90,12 @@ def run(
     before = [g.value.copy() if g.is_array else None for g in given]
     fixed = program.listing.directive("group_segment_fixed_size")
     packed, lds_bytes = pack(given, described, program.kernel, fixed + lds)
+    # Small elements may be changed by atomics of the words around them, of which numpy gives out whole ones.
+    words = changes_words(program.listing, ("global_", "flat_", "buffer_"))
     regions = [
-        Region(f"{k}: {g.text}", g.value.ctypes.data, g.value.nbytes, g.value)
+        Region(f"{k}: {g.text}", g.value.ctypes.data, -(-g.value.nbytes // step) * step, g.value)
         for k, g in enumerate(given)
-        if g.is_array
+        if g.is_array and (step := 4 if words and g.value.itemsize < 4 else 1)
     ]
     for g in given:
         if g.save_to is not None:

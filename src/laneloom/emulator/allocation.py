@@ -18,7 +18,7 @@ from ..isa.vgpr_banks import number_registers
 from . import block_access, cdna, literals
 
 #: what LLVM makes of an atomic on 1 or 2 bytes: one of the whole word, where and, or, xor do not do in a loop
-_OF_WORDS = re.compile(r"(ds_(cmpstore|and|or|xor)(_rtn)?|flat_atomic_(cmpswap|and|or|xor))_b32")
+_OF_WORDS = re.compile(r"(ds_(cmpstore|and|or|xor)(_rtn)?|(global|flat|buffer)_atomic_(cmpswap|and|or|xor))_b32")
 
 
 def prepare(listing: Listing, gpu: Gpu) -> int:
@@ -70,4 +70,9 @@ def reachable_lds(listing: Listing, gpu: Gpu, asked: int, beyond: bool) -> int:
     """
     if beyond:
         return allocated_lds(gpu, asked)
-    return -(-asked // 4) * 4 if any(_OF_WORDS.match(ins.name) for ins in listing.instructions) else asked
+    return -(-asked // 4) * 4 if changes_words(listing, ("ds_", "flat_")) else asked
+
+
+def changes_words(listing: Listing, prefixes: tuple[str, ...]) -> bool:
+    """Whether an instruction of those that begin so may be what LLVM made of an atomic on 1 or 2 bytes."""
+    return any(ins.name.startswith(prefixes) and _OF_WORDS.match(ins.name) for ins in listing.instructions)
