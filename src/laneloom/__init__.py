@@ -5,9 +5,10 @@ The functions are loaded when they are first used: importing laneloom costs noth
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING
+
+from .first_use import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,11 +63,11 @@ __all__ = [
 
 def __getattr__(name: str):
     if name in _PARTS:
-        return importlib.import_module(f".{name}", __name__)
+        return module_of(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'laneloom' has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        value = getattr(module_of(_HOMES[name], __name__), name)
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ..first_use import module_of, whole
+
 
 def loaded(module: str) -> Any:
-    """A module that was imported before: an import statement at each call takes a microsecond.
+    """A module, imported at the first call: an import statement at each call takes a microsecond.
 
-    None of one that was not, and where torch.compile traces, so that the caller imports it: of a look that finds
-    nothing the graph remembers how many modules there are, and is compiled again as soon as there are more.
+    None without torch, and where torch.compile traces, so that the caller imports it: of a look that finds nothing the
+    graph remembers how many modules there are, and is compiled again as soon as there are more.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
+    if torch is None or torch.compiler.is_compiling():
         return None
-    return sys.modules.get(module)
+    return whole(module) or module_of(module)
