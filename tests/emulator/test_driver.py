@@ -103,6 +103,20 @@ def test_a_context_is_entered_again_and_decorates():
     assert triton_driver._active is before
 
 
+def test_what_runs_after_its_call_returned_is_not_decorated():
+    """The context would be left before the first line ran."""
+
+    async def coroutine():
+        pass
+
+    async def both():
+        yield
+
+    for late in (coroutine, both, lambda: (yield)):
+        with pytest.raises(ArgumentError, match="is a generator or a coroutine, which runs later; enter it inside"):
+            laneloom.emulated("gfx1151")(late)
+
+
 def test_contexts_may_be_left_in_another_order_than_entered():
     x, out = torch.randn(64), torch.zeros(64)
     before, parse = triton_driver._active, JITCallable.parse

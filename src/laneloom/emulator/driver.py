@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import index
@@ -27,12 +27,13 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITCallable
 
-from ..errors import ArgumentError, EmulationError, UnsupportedError
+from ..errors import EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
 from ..isa.notes import read_metadata
 from .arguments import ArrayArgument, Layout, check_context, extent
+from .context import Emulated
 from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
@@ -328,25 +329,6 @@ def _ask_without_torch(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
             return hasattr(arg, "ptr_range") and arg.ptr_range() < 1 << 31
 
     return within
-
-
-class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
-    """What `emulated` returns: a context, entered as often as you like, and a decorator."""
-
-    def __init__(self, enter: Callable[[], AbstractContextManager[Emulation]]):
-        self._enter = enter
-        self._entered: list[AbstractContextManager[Emulation]] = []
-
-    def __enter__(self) -> Emulation:
-        context = self._enter()
-        emulation = context.__enter__()
-        self._entered.append(context)
-        return emulation
-
-    def __exit__(self, *error: Any) -> bool | None:
-        if not self._entered:
-            raise ArgumentError("emulated: left more often than entered")
-        return self._entered.pop().__exit__(*error)
 
 
 def emulated(
