@@ -7,11 +7,12 @@ while another holds one of these and waits for the package; Python then hands ou
 from __future__ import annotations
 
 import sys
-import threading
 from importlib import import_module
 from types import ModuleType
 
-_one_at_a_time = threading.RLock()
+from .locks import process_lock
+
+_one_at_a_time = process_lock()
 
 
 def module_of(name: str, package: str | None = None) -> ModuleType:

@@ -11,9 +11,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "laneloom"
 # cli -> tune -> bench -> pytorch -> ops, timing -> device -> codegen, emulator -> isa -> gpu, errors
 LEVELS = {
     "cli": 8, "tune": 7, "compat": 7, "bench": 6, "pytorch": 5, "ops": 4, "timing": 4, "verify": 3, "device": 3,
-    "codegen": 2, "emulator": 2, "isa": 1, "gpu": 0, "errors": -1, "first_use": -1,
+    "codegen": 2, "emulator": 2, "isa": 1, "gpu": 0, "errors": -1, "first_use": -1, "locks": -2,
 }  # fmt: skip
-TORCH_FREE = ("isa", "emulator", "timing", "codegen", "gpu", "errors", "first_use")
+TORCH_FREE = ("isa", "emulator", "timing", "codegen", "gpu", "errors", "first_use", "locks")
 
 
 def modules():

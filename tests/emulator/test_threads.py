@@ -1,6 +1,8 @@
 """Threads that launch, and first parse and compile, Triton kernels inside one emulation."""
 
 import gc
+import os
+import signal
 import threading
 
 import pytest
@@ -10,6 +12,8 @@ torch = pytest.importorskip("torch")
 from test_driver_features import copy_kernel, device_descriptor_kernel  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.codegen.diagnostics import COMPILER_LOCK  # noqa: E402
+from laneloom.emulator import driver  # noqa: E402
 
 pytestmark = pytest.mark.turning("gpu")
 
@@ -73,3 +77,27 @@ def test_threads_launch_inside_one_context(gpu):
     assert failures == []
     assert len(gpu.launches) == 4 * 8
     assert len({r.instructions for r in gpu.launches}) == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_process_forked_while_a_thread_launches_can_launch(gpu):
+    """As a DataLoader's workers are: the thread that is in the middle of a launch is not there to end it."""
+    held, done = threading.Event(), threading.Event()
+
+    def launch():
+        with driver._one_at_a_time, driver._parsing, COMPILER_LOCK:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    held.wait()
+    x, out = torch.ones(500), torch.zeros(500)
+    if (child := os.fork()) == 0:
+        signal.alarm(30)  # ends a child that waits for ever
+        copy_kernel[(4,)](x, out, 500, BLOCK=128)
+        os._exit(0 if torch.equal(out, x) else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert status == 0

@@ -14,9 +14,10 @@ from typing import TextIO
 import triton
 from triton.compiler.errors import CompilationError
 
+from ..locks import process_lock
 from .versions import parse_version
 
-COMPILER_LOCK = threading.RLock()
+COMPILER_LOCK = process_lock()
 """Held while a compilation changes process-wide state: Triton's knobs, sys.stdout, file descriptor 2."""
 
 

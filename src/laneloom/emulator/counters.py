@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from ..isa.catalogue import find_instruction
 from ..isa.lds_banks import access_cycles, banks_of
 from ..isa.listing import Kind, parse_instruction
+from ..locks import cached_property
 
 if TYPE_CHECKING:
     from ..isa.parse import Instruction

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
 from ..isa.notes import read_metadata
+from ..locks import process_lock
 from .arguments import ArrayArgument, Layout, check_context, extent
 from .context import Emulated
 from .cuda_on_cpu import is_on, warn_of_host
@@ -43,8 +43,8 @@ from .sums import added
 __all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulate_code_object", "emulated"]
 
 # Kernels are built and run one at a time: the closures of a Program keep working memory of their own.
-_one_at_a_time = threading.RLock()
-_parsing = threading.RLock()
+_one_at_a_time = process_lock()
+_parsing = process_lock()
 _given_back: list[list[Any]] = []  #: of each context that is entered, what was there before it
 
 

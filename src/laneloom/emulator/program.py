@@ -6,7 +6,6 @@ import gc
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -15,6 +14,7 @@ from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
 from ..isa.symbols import plain_symbols
+from ..locks import cached_property
 from . import calls, cdna, matrix, wmma3
 from .allocation import prepare
 from .alu import Step, Target

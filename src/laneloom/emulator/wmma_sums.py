@@ -15,10 +15,10 @@ A bf16 result is a float32's upper half, cut off.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from ..locks import cached_property
 from .dot_pairs import Kind, dot_pairs
 
 F32, I32 = np.float32, np.int32
