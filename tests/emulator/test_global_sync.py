@@ -153,3 +153,17 @@ def test_a_wrong_address_is_told_by_the_arguments():
     memory.sync = sync
     with pytest.raises(AccessFault, match="bytes past the end of argument 'x'"):
         memory.check(np.array([[sync.address - 64]]), 4, None)
+
+
+def test_what_a_launch_brings_is_blamed_only_beside_it():
+    """Small arrays lie among argument block and packet, which a kernel that runs off an array did not mean."""
+    block = np.zeros(1 << 16, np.uint8)
+    start = block.ctypes.data
+    memory = GlobalMemory([Region("x", start, 64), Region("dispatch packet", start + 8192, 64, ours=True)])
+    with pytest.raises(AccessFault, match="6084 bytes past the end of argument 'x' "):
+        memory.check(np.array([[start + 6144]]), 4, None)
+    with pytest.raises(AccessFault, match="4 bytes past the end of 'dispatch packet' "):
+        memory.check(np.array([[start + 8192 + 64]]), 4, None)
+    alone = GlobalMemory([Region("dispatch packet", start + 8192, 64, ours=True)])
+    with pytest.raises(AccessFault, match="this kernel has no memory arguments"):
+        alone.check(np.array([[start]]), 4, None)

@@ -60,7 +60,7 @@ class Hostcall:
     @property
     def region(self) -> Region:
         """The memory that the kernel may touch."""
-        return Region("hostcall buffer", self.address, self._memory.nbytes, self._memory)
+        return Region("hostcall buffer", self.address, self._memory.nbytes, self._memory, ours=True)
 
     def serve(self) -> None:
         """Handle every packet on the ready stack, oldest first."""

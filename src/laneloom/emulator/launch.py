@@ -159,8 +159,8 @@ class _Run:
         self.packet = dispatch_packet(grid, size, self.scratch, lds_bytes)
         everything = [
             *regions,
-            Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
-            Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
+            Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes, ours=True),
+            Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes, ours=True),
             sync.region,
             *program.regions,
             *([self.host.region] if self.host else []),

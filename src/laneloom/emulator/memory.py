@@ -31,6 +31,7 @@ class AccessFault(Exception):
 
 
 FIRST_PAGE = 4096  #: nothing is ever allocated below
+BESIDE = 64  #: bytes from what is ours within which an access was meant for it
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Region:
     address: int
     nbytes: int
     owner: Any = None  #: keeps the memory alive while the launch runs
+    ours: bool = False  #: not the caller's memory: what every launch comes with
 
     @property
     def end(self) -> int:
@@ -127,17 +129,20 @@ class GlobalMemory:
         where = "this kernel has no memory arguments"
         if 0 <= address < FIRST_PAGE:
             where = "through a null pointer, which is what a tensor without elements has"
-        elif regions:
+        else:
 
             def distance(r: Region) -> int:
                 return max(r.address - address, address + nbytes - r.end, 0)
 
-            near = min(regions, key=distance)
-            if address >= near.address:
-                past = address + nbytes - near.end
-                where = f"{past} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
-            else:
-                where = f"{near.address - address} bytes before argument {near.name!r} ({near.nbytes} bytes)"
+            # Small arrays lie among ours, which a kernel that runs off them did not mean.
+            meant = [r for r in regions if not r.ours or distance(r) <= BESIDE]
+            near = min(meant, key=distance, default=None)
+            if near is None:
+                return f"{nbytes}-byte access at {address:#x}, {where}"
+            what = f"{'' if near.ours else 'argument '}{near.name!r} ({near.nbytes} bytes)"
+            past = address + nbytes - near.end
+            before = near.address - address
+            where = f"{before} bytes before {what}" if before > 0 else f"{past} bytes past the end of {what}"
             if hasattr(near.owner, "untyped_storage"):
                 storage = near.owner.untyped_storage()
                 if storage.data_ptr() <= address and address + nbytes <= storage.data_ptr() + storage.nbytes():
