@@ -147,6 +147,7 @@ def test_arrays_of_every_type(dtype, fill):
         (["--grid", "1", "--arg=absent.npy"], "cannot read absent.npy"),
         (["--grid", "1", "--arg=f32:8:ones"], "takes 7 arguments, or all but the last 2, 1 were given"),
         (["--grid", "1", *["--arg=f32:8:ones"] * 5], "expects a scalar of 4 bytes as argument 3"),
+        (["--grid", "1", *["--arg=f32:8:ones"] * 3, "--arg=f16:1", "--arg=i32:8"], "f16:1: axpy_kernel expects a sc"),
         (
             ["--grid", "33554432", *["--arg=f32:8:ones"] * 3, "--arg=f32:1", "--arg=i32:8"],
             "grid: 33554432 workgroups of 128 along x are 2^32 threads or more",
@@ -157,6 +158,13 @@ def test_refusals(axpy, arguments, message):
     done = call(axpy, *arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("n", "stored"), [("i8:3", 3), ("i8:-1", 0), ("u8:255", 255)])
+def test_a_narrow_integer_is_the_same_number_in_a_wider_argument(axpy, n, stored):
+    arrays = ["--arg=f32:256:ones", "--arg=f32:256:ones", "--arg=f32:256:zeros"]
+    done = call(axpy, "--grid", "2", *arrays, "--arg=f32:1", f"--arg={n}", "--json")
+    assert json.loads(done.stdout)["arrays"][2]["changed"] == stored
 
 
 def test_a_file_that_does_not_say_its_workgroup_needs_one(tmp_path):

@@ -75,9 +75,12 @@ def _piece(g: Given, slot: ArgumentMetadata) -> bytes | None:
         return _address(g) if g.is_array else None
     if g.is_array:  # a struct
         return g.value.tobytes() if g.value.nbytes == slot.size else None
-    piece = None if g.dtype == "lds" else _scalar(g)
-    scalar = slot.size in (1, 2, 4, 8)
-    return piece if piece is not None and scalar and len(piece) <= slot.size else None
+    if g.dtype == "lds" or slot.size not in (1, 2, 4, 8):
+        return None
+    piece = _scalar(g)
+    if isinstance(g.value, int) and len(piece) < slot.size:  # the same number, of either sign
+        piece += (b"\xff" if g.value < 0 and g.dtype[0] == "i" else b"\0") * (slot.size - len(piece))
+    return piece if len(piece) == slot.size else None
 
 
 def _address(g: Given) -> bytes:
