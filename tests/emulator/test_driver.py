@@ -103,6 +103,16 @@ def test_a_context_is_entered_again_and_decorates():
     assert triton_driver._active is before
 
 
+@pytest.mark.parametrize("variable", ["TRITON_INTERPRET", "TRITON_STORE_BINARY_ONLY"])
+def test_settings_with_which_nothing_would_be_emulated(monkeypatch, variable):
+    """Interpreted kernels ran right inside the context, as Python."""
+    before = triton_driver._active
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(UnsupportedError, match=f"{variable} is set: .*; unset it"), laneloom.emulated("gfx1151"):
+        pass
+    assert triton_driver._active is before
+
+
 def test_what_runs_after_its_call_returned_is_not_decorated():
     """The context would be left before the first line ran."""
 

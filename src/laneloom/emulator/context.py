@@ -7,7 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+from triton import knobs
+
+from ..errors import ArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from .driver import Emulation
@@ -38,3 +40,11 @@ class Emulated(ContextDecorator, AbstractContextManager["Emulation"]):
         if not self._entered:
             raise ArgumentError("emulated: left more often than entered")
         return self._entered.pop().__exit__(*error)
+
+
+def check_knobs() -> None:
+    """Raises UnsupportedError under a setting of Triton's with which it hands the emulator nothing to run."""
+    if knobs.runtime.interpret:
+        raise UnsupportedError("TRITON_INTERPRET is set: Triton interprets kernels, so that none is emulated; unset it")
+    if knobs.compilation.store_binary_only:
+        raise UnsupportedError("TRITON_STORE_BINARY_ONLY is set: Triton keeps no assembly to emulate; unset it")

@@ -33,7 +33,7 @@ from ..isa.metadata import parse_metadata
 from ..isa.notes import read_metadata
 from ..locks import process_lock
 from .arguments import ArrayArgument, Layout, check_context, extent
-from .context import Emulated
+from .context import Emulated, check_knobs
 from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
@@ -353,7 +353,8 @@ def emulated(
     sums: "hardware": matrix instructions add as was measured on silicon, bit for bit, where it was (docs/emulator.md);
     "exact": in float64, rounded once, which is several times faster where products are most of the work.
 
-    Raises UnknownGpuError, UnsupportedError for a GPU that the emulator or this Triton lacks, ArgumentError.
+    Raises UnknownGpuError, UnsupportedError for a GPU that the emulator or this Triton lacks and where Triton is told
+    to interpret kernels, ArgumentError.
     """
     return Emulated(partial(_emulated, gpu, strict, seed, profile, bounds, sums))
 
@@ -361,6 +362,7 @@ def emulated(
 @contextmanager
 def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str, sums: str) -> Iterator[Emulation]:
     (row := emulated_gpu(gpu)).check_triton(triton.__version__)
+    check_knobs()
     check_context(strict, seed, profile, bounds, sums)
     emulation = Emulation(row, strict, seed, profile, bounds=bounds, sums=sums)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
