@@ -155,9 +155,8 @@ def test_rows_that_are_not_there_and_sectors_in_halves_cost():
 def test_columns_that_begin_inside_of_sectors_cost():
     """Tiles of 104 columns of 16 bits begin at odd multiples of 16 bytes, those of 112 at sectors: which matters where
     columns are neighbours in memory."""
-    upright = short_config(problem(1280, 1280, 16384, layout="nt")).with_knobs(block_m=128, consumers=2)
-    odd, even, along_k = ([short_us(problem(1280, 1280, 16384, layout=layout), upright.with_knobs(block_n=n), GPU)
-                           for layout in ("nn", "tn", "nt")] for n in (104, 112, 112))  # fmt: skip
-    assert odd[0] > 1.05 * even[0]
-    assert odd[1] > 1.05 * even[1]
-    assert odd[2] < along_k[2]
+    upright = short_config(problem(1280, 1280, 16384, layout="nt")).with_knobs(block_m=128, consumers=2, stages=6)
+    odd, even = ([short_us(problem(1280, 1280, 16384, layout=layout), upright.with_knobs(block_n=n), GPU)
+                  for layout in ("nn", "tn", "nt")] for n in (104, 112))  # fmt: skip
+    more = [one / other for one, other in zip(odd, even, strict=True)]
+    assert more[0] == more[1] > more[2] + 0.2
