@@ -27,12 +27,11 @@ from .timing import Timing, host_us
 
 METHOD_HOST = "host: wall time of 200 warm calls without synchronisation, queue drained between, median over rounds"
 CALLS, ROUNDS = 200, 9
-CHAIN = 8  #: of the same after each other, as layers are: a backward begins once
-#: op -> the case of a chain, torch's candidate and the one that is routed
-CHAINS = {
-    op: (f"{op}, chain both ways", f"{CHAIN} of {what}", f"{CHAIN} of {what}, patched and routed")
-    for op, what in (("matmul", "torch.matmul"), ("attention", "attention"))
-}
+LAYERS = 8  #: after each other, each the call in question with what stands around it in models; a backward begins once
+#: op -> the case of layers; what stands around a call is measured without it too, and taken off
+IN_LAYERS = {"matmul": "linear in layers, both ways", "attention": "attention in layers, both ways"}
+WITH, WITHOUT = f"{LAYERS} layers", f"{LAYERS} layers without the call"
+PATCHED = ", patched and routed"
 
 
 @dataclass(frozen=True)
@@ -124,20 +123,23 @@ def cases(device: str) -> Iterator[Case]:
         "torch.ops.laneloom.matmul": both_ways(lambda: torch.ops.laneloom.matmul(a, b)),
         "torch.matmul, patched and routed": both_ways(lambda: torch.matmul(a, b)),
     }, {"torch.matmul, patched and routed": lambda: patched(always=True)})  # fmt: skip
-    def chain_of_products() -> torch.Tensor:
-        x = a
-        for _ in range(CHAIN):
-            x = torch.matmul(x, b)
-        return x
+    x, bias = tensor(4, 16, 64).requires_grad_(True), tensor(64).requires_grad_(True)
+    calls: dict[str, tuple[tuple[torch.Tensor, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+        "matmul": ((x, b, bias), lambda x: F.linear(x, b, bias)),
+        "attention": ((q,), lambda x: F.scaled_dot_product_attention(x, x, x)),
+    }
+    for op, case in IN_LAYERS.items():
+        leaves, call = calls[op]
 
-    def chain_of_attentions(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        for _ in range(CHAIN):
-            x = F.scaled_dot_product_attention(x, x, x)
-        return x
+        def layers(call: Callable[[torch.Tensor], torch.Tensor], leaves: tuple[torch.Tensor, ...] = leaves) -> object:
+            x = leaves[0]
+            for _ in range(LAYERS):
+                x = x + F.gelu(call(F.layer_norm(x, x.shape[-1:])))
+            return torch.autograd.grad(x.sum(), leaves, allow_unused=True)
 
-    chains = {"matmul": both_ways(chain_of_products), "attention": attention_both_ways(chain_of_attentions)}
-    for op, (case, theirs, ours) in CHAINS.items():
-        yield Case(case, True, dict.fromkeys((theirs, ours), chains[op]), {ours: lambda: patched(always=True)})
+        plain = {WITH: lambda f=layers, call=call: f(call), WITHOUT: lambda f=layers: f(lambda x: x)}
+        both = plain | {name + PATCHED: run for name, run in plain.items()}
+        yield Case(case, True, both, {name + PATCHED: lambda: patched(always=True) for name in plain})
     yield Case("gelu, both ways", True, {
         "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
         "laneloom.gemm": both_ways(lambda: laneloom.gemm(a, b, activation="gelu")),
@@ -201,8 +203,6 @@ _ROWS = (
     ("`torch.matmul`, `matmul`, forward and backward", "matmul, both ways", "torch.matmul", "laneloom.matmul"),
     ("the same, patched and routed", "matmul, both ways", "torch.matmul", "torch.matmul, patched and routed"),
     ("the same, `torch.ops.laneloom.matmul`", "matmul, both ways", "torch.matmul", "torch.ops.laneloom.matmul"),
-    (f"{CHAIN} of `torch.matmul` after each other, forward and backward, patched and routed", *CHAINS["matmul"]),
-    ("the same of attention", *CHAINS["attention"]),
     ("`F.gelu` of `torch.matmul`, `gemm` with `activation=\"gelu\"`, forward and backward", "gelu, both ways",
      "F.gelu of torch.matmul", "laneloom.gemm"),
     ("attention, forward and backward", "attention, both ways", "F.scaled_dot_product_attention",
@@ -213,13 +213,28 @@ _ROWS = (
 )  # fmt: skip
 
 
+def in_layers(records: Iterable[Record], op: str) -> tuple[float, float] | None:
+    """Host time of a call forward and backward in layers, torch's and laneloom's, by the newest records, if any."""
+    newest = {r.candidate: r.median_us for r in records if r.op == f"host_time/{IN_LAYERS[op]}"}
+    names = [(WITH + how, WITHOUT + how) for how in ("", PATCHED)]
+    if not all(name in newest for pair in names for name in pair):
+        return None
+    theirs, ours = ((newest[whole] - newest[rest]) / LAYERS for whole, rest in names)
+    return theirs, ours
+
+
 def render(records: Iterable[Record]) -> str:
     """Markdown: microseconds of the host for a warm call, without gradients and with."""
+    records = list(records)
     newest = {(r.op.removeprefix("host_time/"), r.problem["gradients"], r.candidate): r.median_us for r in records}
     lines = ["| | torch | laneloom | with gradients: torch | laneloom |", "|---|---|---|---|---|"]
     for words, op, *candidates in _ROWS:
         times = [newest.get((op, gradients, name)) for gradients in (False, True) for name in candidates]
         lines.append(f"| {words} | " + " | ".join("" if us is None else f"{us:.1f}" for us in times) + " |")
+    for words, op in (("`F.linear` with a bias", "matmul"), ("`scaled_dot_product_attention`", "attention")):
+        if times := in_layers(records, op):
+            cells = " | ".join(f"{us:.1f}" for us in times)
+            lines.append(f"| {words} in a model's layers, forward and backward, routed |  |  | {cells} |")
     return "\n".join(lines)
 
 

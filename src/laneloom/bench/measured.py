@@ -19,7 +19,7 @@ from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION, WITH_GRADIENTS
 from .attention_models import read as read_models
 from .calls import read as read_calls
-from .host_time import CHAIN, CHAINS
+from .host_time import IN_LAYERS, in_layers
 from .matmul_layers import read as read_layers
 from .matmul_wide import planned
 from .records import Record, load
@@ -71,31 +71,29 @@ def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]
             yield {**row, "torch_us": round(fastest.median_us, 3), "ratio": round(ratio, 4)}, record
 
 
-#: op -> of `laneloom.bench.host_time` the case, torch's candidate and laneloom's, and how many calls these are; with
-#: gradients in layers after each other, where a backward begins once
+#: op -> of `laneloom.bench.host_time` the case, torch's candidate and laneloom's
 _HOST = {
-    "matmul": ("matmul", "torch.matmul", "laneloom.matmul", 1),
-    "attention": ("attention", "F.scaled_dot_product_attention", "laneloom.flash_attention", 1),
-    "scaled_mm": ("scaled_mm", "torch._scaled_mm", "laneloom.gemm", 1),
-    "grouped_matmul": ("grouped_matmul", "torch._grouped_mm", "laneloom.grouped_matmul", 1),
-    **{op + WITH_GRADIENTS: (*case, CHAIN) for op, case in CHAINS.items()},
+    "matmul": ("matmul", "torch.matmul", "laneloom.matmul"),
+    "attention": ("attention", "F.scaled_dot_product_attention", "laneloom.flash_attention"),
+    "scaled_mm": ("scaled_mm", "torch._scaled_mm", "laneloom.gemm"),
+    "grouped_matmul": ("grouped_matmul", "torch._grouped_mm", "laneloom.grouped_matmul"),
 }
 
 
 def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Host time of a warm call by op, torch's and laneloom's, the newest of each."""
-    times: dict[tuple[bool, str, str], float] = {}
-    for record in records:
-        op, _, kind = record.op.partition("/")
-        if op == "host_time":
-            times[record.problem["gradients"], kind, record.candidate] = record.median_us
-    found: dict[str, dict[str, float]] = {}
-    for op, (case, theirs, ours, calls) in _HOST.items():
-        keys = [(op.endswith(WITH_GRADIENTS), case, name) for name in (theirs, ours)]
-        if all(key in times for key in keys):
-            theirs_us, ours_us = (round(times[key] / calls, 2) for key in keys)
-            found[op] = {"torch": theirs_us, "laneloom": ours_us}
-    return found
+    """Host time of a warm call by op, torch's and laneloom's, the newest of each; with gradients that of forward and
+    backward in layers after each other, where a backward begins once."""
+    records = [record for record in records if record.op.startswith("host_time/")]
+    times = {(r.op, r.candidate): r.median_us for r in records if not r.problem["gradients"]}
+    found: dict[str, tuple[float | None, float | None]] = {
+        op: (times.get((f"host_time/{case}", theirs)), times.get((f"host_time/{case}", ours)))
+        for op, (case, theirs, ours) in _HOST.items()
+    }
+    found |= {op + WITH_GRADIENTS: in_layers(records, op) or (None, None) for op in IN_LAYERS}
+    return {
+        op: {"torch": round(theirs, 2), "laneloom": round(ours, 2)}
+        for op, (theirs, ours) in found.items() if theirs is not None and ours is not None
+    }  # fmt: skip
 
 
 def table_of(records: Sequence[Record]) -> dict[str, Any]:

@@ -229,7 +229,7 @@ class Patched(TorchFunctionMode):
     def _find(self, func: Any, route: Any, args: Any, kwargs: Any) -> tuple[Met, tuple[Any, ...]] | None:
         """What is kept of an eager call of these arguments, and those that run. None where something else looks, and of
         tensors without a key."""
-        if torch.compiler.is_compiling() or is_watched() or self is not innermost():
+        if torch.compiler.is_compiling() or _active.modes[-1] is not self or is_watched():
             return None
         arguments_of, meet = KEPT[route]
         arguments = arguments_of(args, kwargs)
