@@ -2,7 +2,8 @@
 
 Of few rows nearly all that is read is the operand of the long side, as in `plan_few`, so that SMs which share a pair
 count; of more, what CTAs ask the L2 for, alone or together. Fitted to 1,170 products on one H200, 2026-11-29, and held
-against others, results/h200/tiles_short.csv and tiles_small.csv; docs/hopper-gemm-tried.md. Pure.
+against others, results/h200/tiles_short.csv and tiles_small.csv; what columns inside of lines and rows that break
+sectors cost to 79 gradients of layers, 2026-11-30; docs/hopper-gemm-tried.md. Pure.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ CUT_ROWS, CUT_SECTOR_ROWS = 1.2, 2.3
 BOTH_FACTOR, BOTH_BY_EIGHT = 1.225, 1.397  #: on loads of four, and of eight, CTAs that share both operands
 #: on loads of lines that many CTAs ask for, none of them in a cluster: the L2 answers neighbours together
 TOGETHER = 0.7399
+BROKEN_ALONE = 1.291  #: the same where rows break sectors: neighbours are no help
 #: for each element of a tile, of a slice, and for each row; on both, by one consumer
 MULTIPLY_CLOCKS, STRIP_CLOCKS, ONE_FACTOR = 2.228 / 64, 0.4542, 1.171
 LATENCY_CLOCKS = 2881.0  #: until a slice is there
@@ -144,7 +146,8 @@ def _clocks(problem: MatmulProblem, config: ClusterConfig, shapes: _Shapes, gpu:
         of_b = of_b * np.where(n * size % SECTOR_BYTES, CUT_SECTOR_ROWS, np.where(n * size % LINE_BYTES, CUT_ROWS, 1.0))
     both = np.where(sharers > 4, BOTH_BY_EIGHT, BOTH_FACTOR)
     load = (of_a + of_b + missing) * np.where((share_a > 1) & (share_b > 1), both, 1.0)
-    load *= np.where(peers == 1, 1 - (1 - TOGETHER) * (1 - 1 / right) * (1 - 1 / down), 1.0)
+    together_factor = BROKEN_ALONE if Rows.BROKEN in (rows_a, rows_b) else TOGETHER
+    load *= np.where(peers == 1, 1 - (1 - together_factor) * (1 - 1 / right) * (1 - 1 / down), 1.0)
     multiply = (MULTIPLY_CLOCKS * n + STRIP_CLOCKS) * m * np.where(m == 64, ONE_FACTOR, 1.0)
     alone = slices * np.maximum(np.maximum(load, LATENCY_CLOCKS / shapes.stages), multiply)
     lone = _ALONE[peers] * gpu.compute_units / 132

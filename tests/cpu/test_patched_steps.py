@@ -1,0 +1,66 @@
+"""Steps of transformers inside `patched`: the model that is measured, and what the pages say of the records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from laneloom.bench import host_time  # noqa: E402
+from laneloom.bench.measured import host_of  # noqa: E402
+from laneloom.bench.patched_steps import KINDS, MODELS, OURS, Block, _error, render  # noqa: E402
+from laneloom.bench.records import load  # noqa: E402
+from laneloom.pytorch.measurements import table_of  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+RECORDS = load(ROOT / "results" / "h200" / "patched_steps.jsonl")
+HOST = load(ROOT / "results" / "h200" / "host_time.jsonl")
+
+
+def test_a_block_is_attention_and_two_layers_beside_sums():
+    """Position i sees those before it alone, and each layer's gradient is there."""
+    torch.manual_seed(0)
+    block, x = Block(32, 2).double(), torch.randn(2, 5, 32, dtype=torch.float64)
+    out = block(x)
+    changed = x.clone()
+    changed[:, 3:] += 1
+    assert torch.equal(block(changed)[:, :3], out[:, :3])
+    assert not torch.equal(block(changed)[:, 3:], out[:, 3:])
+    out.sum().backward()
+    assert sum(p.grad.norm() > 0 for p in block.parameters()) >= 10  # a norm's bias before keys, say, may have none
+
+
+def test_errors_of_gradients_are_relative_and_see_nan():
+    layer = torch.nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    truth = [p.grad.double() for p in layer.parameters()]
+    assert _error(layer, truth) == 0
+    assert _error(layer, [2 * t for t in truth]) == pytest.approx(0.5)
+    layer.bias.grad[0] = torch.nan
+    assert _error(layer, truth) == float("inf")
+
+
+def test_the_pages_have_what_was_measured():
+    assert render(RECORDS) in (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    ours = [r for r in RECORDS if r.candidate == OURS]
+    assert len(ours) == 2 * len(KINDS) * len(MODELS)
+    ratios = [r.ratio_to_reference for r in ours if r.problem["captured"]]
+    said = re.search(r"#patched\) take ([\d.]+) to ([\d.]+) times", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert said is not None
+    assert [float(x) for x in said.groups()] == [round(min(ratios), 2), round(max(ratios), 2)]
+    assert min(ratios) > 1.0
+
+
+def test_patched_weighs_the_host_as_in_layers():
+    """What eight layers take with the call less what they take without, an eighth of it."""
+    of = {r.candidate: r.median_us for r in HOST if r.op == "host_time/linear in layers, both ways"}
+    theirs, ours = host_time.in_layers(HOST, "matmul")
+    assert theirs == pytest.approx((of["8 layers"] - of["8 layers without the call"]) / 8)
+    patched = ", patched and routed"
+    assert ours == pytest.approx((of["8 layers" + patched] - of["8 layers without the call" + patched]) / 8)
+    table = table_of("sm_90a").host_us
+    assert table["matmul with gradients"] == pytest.approx((theirs, ours), abs=0.01)
+    assert host_of([]) == {}
