@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from .ops.quantized_matmul.weight import QuantizedWeight
     from .ops.transform3d.api import transform3d
     from .ops.transpose.api import transpose
+    from .pytorch.linear import QuantizedLinear, quantize_linears
     from .pytorch.patch import patched
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Int4": ".ops.matmul.dtypes",
+    "QuantizedLinear": ".pytorch.linear",
     "QuantizedWeight": ".ops.quantized_matmul.weight",
     "attention_decode": ".ops.attention.decode",
     "emulated": ".emulator.driver",
@@ -46,6 +48,7 @@ _HOMES = {
     "matmul": ".ops.matmul.api",
     "patched": ".pytorch.patch",
     "quantize_blocks": ".ops.quantize.api",
+    "quantize_linears": ".pytorch.linear",
     "quantize_weight": ".ops.quantized_matmul.quantize",
     "quantized_matmul": ".ops.quantized_matmul.api",
     "transform3d": ".ops.transform3d.api",
@@ -55,9 +58,9 @@ _HOMES = {
 _PARTS = ("codegen", "emulator", "errors", "gpu", "isa", "timing")  #: modules that are there as attributes as well
 
 __all__ = [
-    "Int4", "QuantizedWeight", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain",
-    "grouped_matmul", "matmul", "patched", "quantize_blocks", "quantize_weight", "quantized_matmul", "transform3d",
-    "transpose",
+    "Int4", "QuantizedLinear", "QuantizedWeight", "attention_decode", "emulated", "explain", "flash_attention", "gemm",
+    "gemm_chain", "grouped_matmul", "matmul", "patched", "quantize_blocks", "quantize_linears", "quantize_weight",
+    "quantized_matmul", "transform3d", "transpose",
 ]  # fmt: skip
 
 

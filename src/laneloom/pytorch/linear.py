@@ -1,0 +1,133 @@
+"""torch.nn.Linear with a weight of few bits, and models whose linear layers become such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError
+from ..ops.quantized_matmul.api import quantized_matmul
+from ..ops.quantized_matmul.quantize import quantize_weight
+from ..ops.quantized_matmul.weight import DTYPES, QuantizedWeight
+
+#: modules that read the weights of the layers they hold themselves
+_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_NUMBERS: dict[str, int] = {dtype: number for number, dtype in enumerate(DTYPES)}
+
+
+class QuantizedLinear(nn.Module):
+    """y = x W^T + bias, W of few bits: `laneloom.quantized_matmul` as a layer.
+
+    weight: a `laneloom.QuantizedWeight` [N, K] of tensors. Its parts become the buffers `values`, `scales` and `zeros`,
+        which `.half()`, `.to(torch.bfloat16)` and their like leave in their dtypes; `layer.quantized` gives it back.
+    bias: [N] or None, a parameter.
+
+    x: [..., K], fp16 or bf16; y in x's dtype. Accumulation, errors and GPUs are those of `quantized_matmul`. Gradients
+    reach x and the bias; the weight has none (QLoRA). A state_dict holds the buffers, the bias and what dtype and group
+    they are of; loading one of another kind raises ArgumentError.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        if not (isinstance(weight, QuantizedWeight) and isinstance(weight.values, torch.Tensor) and weight.ndim == 2):
+            got = f"one of shape {weight.shape}" if isinstance(weight, QuantizedWeight) else type(weight).__name__
+            raise ArgumentError(f"weight: expected a laneloom.QuantizedWeight of tensors, [N, K], got {got}")
+        self.out_features, self.in_features = weight.shape
+        if bias is not None and not isinstance(bias, torch.Tensor):
+            raise ArgumentError(f"bias: expected a torch tensor or None, got {type(bias).__name__}")
+        if bias is not None and tuple(bias.shape) != (self.out_features,):
+            raise ArgumentError(f"bias: expected shape ({self.out_features},), got {tuple(bias.shape)}")
+        self.dtype, self.group = weight.dtype, weight.group
+        for name in ("values", "scales", "zeros"):
+            self.register_buffer(name, getattr(weight, name))
+        self.bias = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, dtype: str = "int4", group: int | str | None = "usual") -> Self:
+        """The layer with the weight that `laneloom.quantize_weight(layer.weight, dtype, group)` makes, and its bias."""
+        return cls(quantize_weight(layer.weight, dtype, group), layer.bias)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The weight."""
+        return QuantizedWeight(self.values, self.scales, self.dtype, self.group, self.zeros)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return quantized_matmul(x, self.quantized, bias=self.bias)
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        of = "rows" if self.group is None else f"groups of {self.group}"
+        return f"{self.in_features}, {self.out_features}, {self.dtype}, scales of {of}, bias={self.bias is not None}"
+
+    def get_extra_state(self) -> torch.Tensor:
+        """dtype and group, as a tensor: files of tensors take nothing else."""
+        return torch.tensor([_NUMBERS[self.dtype], self.group or 0])
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Raises ArgumentError where a state_dict is of a layer of another dtype or group."""
+        if state.tolist() != self.get_extra_state().tolist():
+            number, group = state.tolist()
+            raise ArgumentError(
+                f"state_dict: expected a layer of {self.dtype!r} and group {self.group}, got one of "
+                f"{DTYPES[number]!r} and group {group or None}"
+            )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Buffers go where other tensors go, and keep their dtypes: scales in bf16 would be others."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, x in before.items():
+            now = self._buffers[name]
+            if x is not None and now is not None and now.dtype != x.dtype:
+                self._buffers[name] = x.to(now.device)
+        return self
+
+
+def quantize_linears(
+    model: nn.Module,
+    dtype: str = "int4",
+    group: int | str | None = "usual",
+    *,
+    where: Callable[[str, nn.Linear], bool] | None = None,
+) -> list[str]:
+    """Make the torch.nn.Linear layers inside a model `laneloom.QuantizedLinear`, in place, and return their names.
+
+    dtype, group: as of `laneloom.quantize_weight`; weights are rounded to nearest, nothing is trained.
+    where: of a layer's name in the model and the layer, whether it is meant; by default all are. A head of a vocabulary
+        loses most by rounding: `where=lambda name, layer: name != "lm_head"`.
+
+    Subclasses of Linear stay, and so do the layers that nn.MultiheadAttention and nn.TransformerEncoderLayer hold, as
+    these read weights themselves. A layer that is in several places stays one layer.
+
+    Raises ArgumentError, the model as it was, for one that is a layer itself and for a layer that cannot be (4 bits of
+    an odd K, weights that are not finite), UnsupportedError for other dtypes.
+    """
+    if not isinstance(model, nn.Module) or type(model) is nn.Linear:
+        itself = "a Linear itself, of which QuantizedLinear.from_linear makes one"
+        got = itself if isinstance(model, nn.Module) else type(model).__name__
+        raise ArgumentError(f"model: expected a torch.nn.Module with layers inside, got {got}")
+    made: dict[nn.Module, QuantizedLinear] = {}
+    places: dict[str, tuple[nn.Module, str, nn.Module]] = {}
+    for path, module in model.named_modules():
+        for child, layer in () if isinstance(module, _READERS) else module.named_children():
+            name = f"{path}.{child}" if path else child
+            if type(layer) is not nn.Linear or not (where is None or where(name, layer)):
+                continue
+            places[name] = module, child, layer
+            if layer not in made:
+                try:
+                    made[layer] = QuantizedLinear.from_linear(layer, dtype, group).train(layer.training)
+                except ArgumentError as error:
+                    raise ArgumentError(f"{name}: {error}") from None
+    for module, child, layer in places.values():
+        setattr(module, child, made[layer])
+    return list(places)
