@@ -47,6 +47,7 @@ class QuantizedLinear(nn.Module):
         self.dtype, self.group = weight.dtype, weight.group
         for name in ("values", "scales", "zeros"):
             self.register_buffer(name, getattr(weight, name))
+        self._weight = weight  #: of the buffers, while they are these
         self.bias = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
 
     @classmethod
@@ -57,7 +58,10 @@ class QuantizedLinear(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        return QuantizedWeight(self.values, self.scales, self.dtype, self.group, self.zeros)
+        parts, weight = self._buffers, self._weight
+        if not all(parts[name] is getattr(weight, name) for name in ("values", "scales", "zeros")):
+            weight = self._weight = QuantizedWeight(self.values, self.scales, self.dtype, self.group, self.zeros)
+        return weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
