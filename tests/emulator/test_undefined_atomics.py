@@ -142,14 +142,17 @@ define amdgpu_kernel void @k(ptr addrspace(1) %out) {{
 """
 
 
-def in_scratch(gpu, operation, stored, mask):
-    """Flat atomics on scratch that nobody wrote before."""
-    text = IN_SCRATCH.format(operation=operation, stored=stored, mask=mask)
-    program = Program(compile_llvm_ir(text, gpu, num_warps=64 // get_gpu(gpu).wave).asm, gpu, strict=True)
+def of_llvm(text, gpu, threads=64):
+    program = Program(compile_llvm_ir(text, gpu, num_warps=threads // get_gpu(gpu).wave).asm, gpu, strict=True)
     out = np.zeros(64, np.uint32)
     regions = [Region("out", out.ctypes.data, out.nbytes, out)]
-    launch(program, [1], out.ctypes.data.to_bytes(8, "little"), workgroup_size=64, regions=regions)
-    return out
+    launch(program, [1], out.ctypes.data.to_bytes(8, "little"), workgroup_size=threads, regions=regions)
+    return out[:threads]
+
+
+def in_scratch(gpu, operation, stored, mask):
+    """Flat atomics on scratch that nobody wrote before."""
+    return of_llvm(IN_SCRATCH.format(operation=operation, stored=stored, mask=mask), gpu)
 
 
 @pytest.mark.parametrize("gpu", ["gfx942", "gfx1201"])
@@ -161,3 +164,57 @@ def test_flat_atomics_on_scratch(gpu):
             in_scratch(gpu, operation, stored, -1)
     with pytest.raises(HazardError, match="an atomic combines bits of scratch that nobody wrote"):
         in_scratch(gpu, "add", "%old", -1)
+
+
+FLAT_SUM = """
+@shared = internal addrspace(3) global [2 x half] undef, align 4
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {{
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %own = alloca [2 x half], align 4, addrspace(5)
+  store volatile half 1.0, ptr addrspace({space}) {place}
+  %flat = addrspacecast ptr addrspace({space}) {place} to ptr
+  fence syncscope("workgroup") seq_cst
+  %old = atomicrmw fadd ptr %flat, half 2.0 syncscope("agent") monotonic
+  %number = load volatile {type}, ptr addrspace({space}) {place}
+  %bits = bitcast {type} %number to {bits}
+  %word = zext {bits} %bits to i64  ; of i32 there is no zext to i32
+  %low = trunc i64 %word to i32
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %low, ptr addrspace(1) %to
+  ret void
+}}
+"""
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx1100", "gfx1201", "gfx1250"])
+@pytest.mark.parametrize(("space", "place"), [(3, "@shared"), (5, "%own")])
+def test_flat_sums_of_half_a_word(gpu, space, place):
+    """Loops of compare-and-swap; every lane adds to the one word of LDS, or to its own of scratch."""
+    wave = get_gpu(gpu).wave
+    new = of_llvm(FLAT_SUM.format(space=space, place=place, type="half", bits="i16"), gpu, wave)
+    assert (new.astype(np.uint16).view(np.float16) == (1 + 2 * wave if space == 3 else 3)).all()
+    with pytest.raises(HazardError, match="stores bits that nobody wrote"):
+        of_llvm(FLAT_SUM.format(space=space, place=place, type="<2 x half>", bits="i32"), gpu, wave)
+
+
+FLAT_SWAP = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {{
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %own = alloca i32, align 4, addrspace(5)
+  %junk = load volatile i32, ptr addrspace(5) %own
+  %flat = addrspacecast ptr addrspace({space}) {place} to ptr
+  %pair = cmpxchg ptr %flat, i32 {expected}, i32 {new} syncscope("agent") monotonic monotonic
+  ret void
+}}
+"""
+
+
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx1201", "gfx1250"])
+def test_flat_swaps_that_nobody_can_decide_are_told(gpu):
+    wave = get_gpu(gpu).wave
+    with pytest.raises(HazardError, match="an atomic combines bits of scratch that nobody wrote"):
+        of_llvm(FLAT_SWAP.format(space=5, place="%own", expected=0, new=1), gpu, wave)
+    of_llvm(FLAT_SWAP.format(space=5, place="%own", expected="%junk", new=1), gpu, wave)
+    for numbers in ({"expected": "%junk", "new": 1}, {"expected": 0, "new": "%junk"}):  # global memory keeps no bits
+        with pytest.raises(HazardError, match="stores bits that nobody wrote"):
+            of_llvm(FLAT_SWAP.format(space=1, place="%out", **numbers), gpu, wave)

@@ -129,7 +129,7 @@ OPERATIONS: dict[str, tuple[Combine, str]] = {
     "min_num": (lambda m, d: MIN_NUM(d, m), ""), "max_num": (lambda m, d: MAX_NUM(d, m), ""),  # of two NaN the operand
     "mskor": (_mask_or, "u"),
     "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
-    "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (_compare_and_store, "u"),
+    "cmpswap": (_compare_and_store, "u"), "cmpstore": (_compare_and_store, "u"),
 }  # fmt: skip
 _NAME = re.compile(
     r"(global|flat|buffer)_atomic_(\w+?)_([uibf])(32|64)$|(global|flat|buffer)_atomic_pk_add_(f16|bf16)$"
@@ -212,7 +212,7 @@ def _take_effect(
             g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
         elif combine in _UNDEFINED:
             _spread(g, index, active, combine, values, destination)
-        elif combine is not _compare_and_store or dtype != U32:  # that of words has a rule of its own, undefined_swap
+        elif not _swaps_words(operation):
             g.undefined_lds.combine(g, at, dtype.itemsize, active)
     if destination is None and _sums_are_plain(combine, *values, items[index]):
         # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
@@ -228,6 +228,11 @@ def _take_effect(
         store.version += 1
     if destination is not None:
         _finish(g, destination, dtype, active, found)
+
+
+def _swaps_words(operation) -> bool:
+    """Whether undefined_swap has said what this atomic does with undefined bits."""
+    return operation[0] is _compare_and_store and operation[1] == U32
 
 
 def _spread(
@@ -251,6 +256,8 @@ def _undefined_in_scratch(g: Waves, at, active: np.ndarray, owners, operation, v
     if g.shadow is None or g.shadow.private is None:
         return None
     combine, dtype = operation
+    if _swaps_words(operation):
+        return None
     twin = g.twin(g.shadow.V)
     twin.private = g.shadow.private
     words = gather_private(twin, at, dtype.itemsize, owners)

@@ -16,7 +16,7 @@ from .alu import Step, Target
 from .async_access import AsyncCopy
 from .block_access import BlockAccess
 from .buffer_access import Buffer, BufferAccess
-from .flat_access import FlatAccess
+from .flat_access import FlatAccess, FlatAddress
 from .format_access import FormatAccess, data_bits
 from .global_access import Access, ScalarLoad, clears_other_half
 from .lds_direct import LdsLoad
@@ -25,7 +25,7 @@ from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .tensor_access import TensorMove
 from .undefined import Rule
-from .undefined_swap import is_swap, swap_rule
+from .undefined_swap import flat_swap_rule, is_swap, swap_rule
 
 _STORES = "stores bits that nobody wrote"
 
@@ -38,7 +38,7 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
     if ins.name.startswith("scratch_"):
         return _scratch_rule(ins, touched, step)
     if is_swap(ins):
-        return swap_rule(ins)
+        return swap_rule(ins) if ins.name.startswith("ds_") else _flat_swap_rule(ins, target)
     if ins.name.startswith("ds_"):
         return _lds_rule(ins, target, touched, step)
     if isinstance(step, AsyncCopy):
@@ -346,5 +346,23 @@ def _flat_rule(ins: Instruction, touched: Uses, step: FlatAccess) -> Rule:
         step.run(twin, "lds", "private")
         for n in bits_of(touched.writes_v):
             g.shadow.note(n)
+
+    return follow
+
+
+def _flat_swap_rule(ins: Instruction, target: Target) -> Rule:
+    """What goes to global memory has to be defined; to LDS and scratch, what decides the swap."""
+    vaddr, data = ins.operands[results(ins) :][:2]
+    addresses, where = _registers(ins, data), FlatAddress(ins, vaddr, 4, target)
+    swap = flat_swap_rule(ins, where)
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        spaces = where.split(g)[1]
+        if "global" in spaces:
+            mask = spaces["global"]
+            _require(g, data, g.active() if mask is None else mask, _STORES)
+        swap(g)
 
     return follow

@@ -1,4 +1,4 @@
-"""Strict mode: compare-and-swap of words of LDS that are written in part.
+"""Strict mode: compare-and-swap of words of LDS and of scratch that are written in part.
 
 LLVM makes an atomic of 8 or 16 bits a loop: it loads the word around, makes a new one in which the other bits are as
 they were, and swaps the two if the word is still the one that it loaded. What nobody wrote of the other bits is put
@@ -15,21 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.parse import EXEC, Instruction
+from ..isa.parse import EXEC, Instruction, Operand
 from ..isa.registers import results
 from .atomics import apply
+from .flat_access import FlatAddress
 from .lds_access import addresses
 from .shadow import Found
 from .state import U32, Waves
 from .undefined_select import next_plain
 
 Rule = Callable[[Waves], None]
-_SWAP, _TEST = re.compile(r"ds_cmpstore(_rtn)?_b32"), re.compile(r"v_cmpx?_(eq|ne)_[ui]32")
+_SWAP, _TEST = re.compile(r"ds_cmpstore(_rtn)?_b32|flat_atomic_cmpswap_b32"), re.compile(r"v_cmpx?_(eq|ne)_[ui]32")
 _WORD = np.dtype([("value", U32), ("undefined", U32)])
 
 
 def is_swap(ins: Instruction) -> bool:
-    """Whether swap_rule is the rule of this instruction."""
+    """Whether swap_rule or flat_swap_rule is the rule of this instruction."""
     return _SWAP.fullmatch(ins.name) is not None
 
 
@@ -46,36 +47,80 @@ def swap_rule(ins: Instruction) -> Rule:
                 g.shadow.put(g, destination, U32(0))
             return
         _refuse(g, active & (V[address] != 0), f"the LDS address depends on a value that nobody wrote (v{address})")
-        where = addresses(g, address, offset)
-        inside = (where >= 0) & (where + 4 <= g.lds.nbytes) & (where & 3 == 0)
-        if not (inside | ~active).all() or not active.any():
-            return  # the access itself says what is wrong
-        place, lane_of = np.unique((where + g.lds_base)[active] // 4, return_inverse=True)
-        words = np.zeros(len(place), _WORD)
-        words["value"], words["undefined"] = g.lds.view(4)[place], g.undefined_lds.view(4)[place]
-        unsure = np.zeros(len(lane_of), np.bool_)
-
-        def swap(old: np.ndarray, new: np.ndarray, expected: np.ndarray, of_new, of_expected, lanes) -> np.ndarray:
-            value, undefined = old["value"], old["undefined"]
-            differ = ((value ^ expected) & ~(undefined | of_expected)) != 0  # in bits that are known
-            alike = (value == expected) & (undefined == of_expected)
-            unsure[lanes] = ~(differ | alike)
-            left = old.copy()
-            left["value"], left["undefined"] = np.where(alike, new, value), np.where(alike, of_new, undefined)
-            return left
-
-        data = [x[active] for x in (g.u[new], g.u[expected], V[new], V[expected])]
-        found = apply(words, lane_of, swap, (*data, np.arange(len(lane_of))))
-        bad = np.zeros(active.shape, np.bool_)
-        bad[active] = unsure
-        _refuse(g, bad, "an atomic combines bits of LDS that nobody wrote")
-        g.undefined_lds.view(4)[place] = words["undefined"]
-        g.undefined_lds.clean &= not words["undefined"].any()
-        if destination is not None:
-            V[destination][active] = found["undefined"]
-            g.shadow.note(destination)
+        place = addresses(g, address, offset)
+        if _in_lds(g, place, active):
+            swap(g, active, place + g.lds_base, "LDS", new, expected, destination)
 
     return follow
+
+
+def flat_swap_rule(ins: Instruction, where: FlatAddress) -> Rule:
+    """The same of a flat swap whose address is defined, as its data are where it lies in global memory."""
+    destination = ins.operands[0].index if results(ins) else None
+    new = ins.operands[results(ins) + 1].index
+
+    def follow(g: Waves) -> None:
+        address, spaces = where.split(g)
+        for space, mask in spaces.items():
+            active, place = g.active() if mask is None else mask, address & 0xFFFFFFFF
+            if space == "global":  # what it holds counts as written
+                if destination is not None:
+                    g.shadow.V[destination][active] = 0
+                    g.shadow.note(destination)
+            elif space == "lds":
+                if _in_lds(g, place, active):
+                    swap(g, active, place + g.lds_base, "LDS", new, new + 1, destination)
+            elif g.private is not None and ((place + 4 <= g.private.shape[2]) | ~active).all():
+                lanes, size = g.private.shape[1:]
+                owners = where.owners(g, address)
+                rows = np.arange(g.count)[:, None] * lanes + (np.arange(lanes) if owners is None else owners)
+                swap(g, active, rows * size + place, "scratch", new, new + 1, destination)
+
+    return follow
+
+
+def _in_lds(g: Waves, place: np.ndarray, active: np.ndarray) -> bool:
+    """Whether there is something to follow; where an address is wrong, the access itself says so."""
+    inside = (place >= 0) & (place + 4 <= g.lds.nbytes) & (place & 3 == 0)
+    return bool((inside | ~active).all() and active.any())
+
+
+def swap(g: Waves, active, place: np.ndarray, space: str, new: int, expected: int, destination: int | None) -> None:
+    """One lane after another at bytes `place` [wave, lane] of LDS or scratch."""
+    V, lds = g.shadow.V, space == "LDS"
+    memory, undefined = (g.lds.bytes, g.undefined_lds.bytes) if lds else (g.private, g.shadow.private)
+    memory, undefined = (np.reshape(x, -1) for x in (memory, undefined))
+    first, lane_of = np.unique(place[active], return_inverse=True)
+    octets = first[:, None] + np.arange(4)
+    words = np.zeros(len(first), _WORD)
+    words["value"], words["undefined"] = (x[octets].view(U32)[:, 0] for x in (memory, undefined))
+    unsure = np.zeros(len(lane_of), np.bool_)
+
+    def combine(old: np.ndarray, new: np.ndarray, expected: np.ndarray, of_new, of_expected, lanes) -> np.ndarray:
+        differ, alike = _compared(old["value"], expected, old["undefined"], of_expected)
+        unsure[lanes] = ~(differ | alike)
+        left = old.copy()
+        left["value"], left["undefined"] = (
+            np.where(alike, x, old[name]) for name, x in (("value", new), ("undefined", of_new))
+        )
+        return left
+
+    data = [x[active] for x in (g.u[new], g.u[expected], V[new], V[expected])]
+    found = apply(words, lane_of, combine, (*data, np.arange(len(lane_of))))
+    bad = np.zeros(active.shape, np.bool_)
+    bad[active] = unsure
+    _refuse(g, bad, f"an atomic combines bits of {space} that nobody wrote")
+    undefined[octets] = np.ascontiguousarray(words["undefined"])[:, None].view(np.uint8)
+    if lds:
+        g.undefined_lds.clean &= not words["undefined"].any()
+    if destination is not None:
+        V[destination][active] = found["undefined"]
+        g.shadow.note(destination)
+
+
+def _compared(x, y, of_x, of_y) -> tuple[np.ndarray, np.ndarray]:
+    """Where two words differ in bits that are known, and where one is taken for a copy of the other."""
+    return ((x ^ y) & ~(of_x | of_y)) != 0, (x == y) & (of_x == of_y)
 
 
 def _refuse(g: Waves, bad: np.ndarray, text: str) -> None:
@@ -84,11 +129,18 @@ def _refuse(g: Waves, bad: np.ndarray, text: str) -> None:
         raise Found("undefined", text, int(g.ids[wave]), lane)
 
 
+def _expected(ins: Instruction) -> Operand:
+    """Of a swap that gives what it found, the register with which that is compared."""
+    if ins.name.startswith("ds_"):
+        return ins.operands[3]
+    return Operand("v", ins.operands[2].index + 1)  # behind the new word
+
+
 def follow_swaps(guards: list[Any], body: list[Instruction], lanes: int) -> None:
     """A test whether the word found is the expected one is decided by the swap; the guards have a `follow` each."""
     for k, ins in enumerate(body):
         if is_swap(ins) and results(ins):
-            pair = [ins.operands[0], ins.operands[3]]
+            pair = [ins.operands[0], _expected(ins)]
             if pair[0] != pair[1] and (at := next_plain(body, k, _TEST, set(pair), pair, lanes)) is not None:
                 masks = [o.index for o in body[at].operands[:-2]] + [EXEC] * body[at].name.startswith("v_cmpx")
                 guards[at].follow = _decided(guards[at].follow, masks)
