@@ -218,3 +218,67 @@ def test_flat_swaps_that_nobody_can_decide_are_told(gpu):
     for numbers in ({"expected": "%junk", "new": 1}, {"expected": 0, "new": "%junk"}):  # global memory keeps no bits
         with pytest.raises(HazardError, match="stores bits that nobody wrote"):
             of_llvm(FLAT_SWAP.format(space=1, place="%out", **numbers), gpu, wave)
+
+
+PART_SWAP = """
+@shared = internal addrspace(3) global [4 x i{bits}] undef, align 4
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {{
+  %t = call i32 @llvm.amdgcn.workitem.id.x()
+  %place = getelementptr i{bits}, ptr addrspace(3) @shared, i32 {number}
+  store volatile i{bits} 5, ptr addrspace(3) %place
+  %flat = addrspacecast ptr addrspace(3) %place to ptr
+  %expected = trunc i32 %t to i{bits}
+  %pair = cmpxchg {pointer}, i{bits} %expected, i{bits} 77 syncscope("agent") monotonic monotonic
+  %old = extractvalue {{i{bits}, i1}} %pair, 0
+  %done = extractvalue {{i{bits}, i1}} %pair, 1
+  %wide = zext i{bits} %old to i32
+  %word = select i1 %done, i32 1000, i32 %wide
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %t
+  store i32 %word, ptr addrspace(1) %to
+  ret void
+}}
+"""
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx1100", "gfx1201", "gfx1250"])
+@pytest.mark.parametrize("pointer", ["ptr addrspace(3) %place", "ptr %flat"])
+@pytest.mark.parametrize(("bits", "number"), [(8, 2), (16, 0), (16, 1)])
+def test_swaps_of_part_of_a_word_that_fail(gpu, pointer, bits, number):
+    """Those of all lanes but number 5 do."""
+    old = of_llvm(PART_SWAP.format(bits=bits, number=number, pointer=pointer), gpu, get_gpu(gpu).wave)
+    assert (old == np.where(np.arange(len(old)) < 5, 5, np.where(np.arange(len(old)) == 5, 1000, 77))).all()
+
+
+# The same by hand: every lane expects 2 where 0x5a0f is.
+OTHER_BITS = """\t{wait_lds}
+\tv_and_b32_e32 v2, 0xffff0000, v2
+\tv_or_b32_e32 v3, 1, v2
+\tv_or_b32_e32 v6, 2, v2
+\tds_cmpstore_rtn_b32 v3, v5, v3, v6
+\t{wait_lds}
+\tv_cmpx_ne_u32_e32 v3, v6
+\ts_cbranch_execz .L1
+\tv_and_b32_e32 v4, 0xffff0000, v3
+\tv_cmpx_eq_u32_e32 v2, v4
+\tv_mov_b32_e32 v4, 7
+.L1:
+"""
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("before", "other"),
+    [
+        ("v2, v4", "v9, v4"),
+        ("v2, v4", "v2, v8"),
+        ("\tv_and_b32_e32 v4", "\tv_mov_b32_e32 v2, v9\n\tv_and_b32_e32 v4"),
+        ("\tv_and_b32_e32 v4", "\tv_mov_b32_e32 v3, v9\n\tv_and_b32_e32 v4"),
+        ("\tv_and_b32_e32 v4", "\ts_cbranch_execnz .L2\n.L2:\n\tv_and_b32_e32 v4"),
+        ("\tv_and_b32_e32 v4", "\ts_mov_b32 exec_lo, -1\n\tv_and_b32_e32 v4"),
+    ],
+)
+def test_only_the_other_bits_of_the_word_found_are_compared_with_those_expected(gpu, before, other):
+    end = "\ts_mov_b32 exec_lo, -1\n"
+    assert (run(BEGIN + OTHER_BITS + STORE + end, gpu, threads=32)[:32] == 7).all()
+    with pytest.raises(HazardError, match="EXEC depends on a value that nobody wrote"):
+        run(BEGIN + OTHER_BITS.replace(before, other) + STORE + end, gpu, threads=32)

@@ -197,7 +197,7 @@ class Program:
             guard = self._guard(ins, number, target, step, number - block.first in tested)
             code.guards.append(self.guards.setdefault(number, guard))
         follow_selects(code.guards, body, self.lanes)
-        follow_swaps(code.guards, body, self.lanes)
+        follow_swaps(code.guards, block, self.listing, self.places, self.lanes)
         return code
 
     def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:

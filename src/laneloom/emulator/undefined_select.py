@@ -80,7 +80,7 @@ class Select:
 def selects(body: list[Instruction], lanes: int) -> Iterator[tuple[Select, int, int, int]]:
     """The triples of a block, with the places of their instructions."""
     for k, ins in enumerate(body):
-        if not _plain(ins, _SUM):
+        if not plain(ins, _SUM):
             continue
         total = ins.operands[0]
         for x, y in (ins.operands[1:], ins.operands[:0:-1]):
@@ -104,7 +104,8 @@ def follow_selects(guards: list[Any], body: list[Instruction], lanes: int) -> No
             guards[place].follow = rule(guards[place].follow)
 
 
-def _plain(ins: Instruction, pattern: re.Pattern) -> bool:
+def plain(ins: Instruction, pattern: re.Pattern) -> bool:
+    """Whether it is such an instruction, in one part and of whole registers of its own lane."""
     known = pattern.fullmatch(ins.name) is not None and ins.second is None
     known = known and len(ins.operands) in (2, 3)  # v_cmpx writes EXEC alone from gfx11 on
     return known and "dpp" not in ins.encoding and "sdwa" not in ins.encoding
@@ -121,7 +122,7 @@ def next_plain(
     vectors = sum(mask_of(o) for o in kept if o.kind == "v")
     scalars = sum(mask_of(o) for o in kept if o.kind == "s") | 3 << EXEC
     for k in range(start + 1, min(start + 1 + _REACH, len(body))):
-        if _plain(body[k], pattern) and sources <= set(body[k].operands[-2:]):
+        if plain(body[k], pattern) and sources <= set(body[k].operands[-2:]):
             return k
         used = uses(body[k], lanes)
         if used.writes_v & vectors or used.writes_s & scalars:

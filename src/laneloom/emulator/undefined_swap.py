@@ -4,7 +4,8 @@ LLVM makes an atomic of 8 or 16 bits a loop: it loads the word around, makes a n
 they were, and swaps the two if the word is still the one that it loaded. What nobody wrote of the other bits is put
 back and decides nothing: where the word in memory and the expected one are undefined in the same bits and alike in
 them, one is taken for a copy of the other. Then the loop's test of the two is decided as well, which no rule of one
-instruction can see.
+instruction can see. Neither can it see what follows a swap of 8 or 16 bits that failed: whether the other bits of the
+word found are those that the expected word was made with, and if so the loop ends.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.parse import EXEC, Instruction, Operand
-from ..isa.registers import results
+from ..isa.parse import EXEC, Instruction, Listing, Operand
+from ..isa.registers import mask_of, results, uses
 from .atomics import apply
+from .calls import LEAVING, Places
 from .flat_access import FlatAddress
 from .lds_access import addresses
 from .shadow import Found
 from .state import U32, Waves
-from .undefined_select import next_plain
+from .undefined_select import next_plain, plain
 
 Rule = Callable[[Waves], None]
 _SWAP, _TEST = re.compile(r"ds_cmpstore(_rtn)?_b32|flat_atomic_cmpswap_b32"), re.compile(r"v_cmpx?_(eq|ne)_[ui]32")
+_PICK, _NARROWS = re.compile(r"v_and_b32"), re.compile(r"v_cmpx_|s_and_saveexec_b")
+_REACH = 32  #: instructions from a swap to the code that looks at what it found
 _WORD = np.dtype([("value", U32), ("undefined", U32)])
 
 
@@ -88,8 +92,8 @@ def _in_lds(g: Waves, place: np.ndarray, active: np.ndarray) -> bool:
 def swap(g: Waves, active, place: np.ndarray, space: str, new: int, expected: int, destination: int | None) -> None:
     """One lane after another at bytes `place` [wave, lane] of LDS or scratch."""
     V, lds = g.shadow.V, space == "LDS"
-    memory, undefined = (g.lds.bytes, g.undefined_lds.bytes) if lds else (g.private, g.shadow.private)
-    memory, undefined = (np.reshape(x, -1) for x in (memory, undefined))
+    arrays: Any = (g.lds.bytes, g.undefined_lds.bytes) if lds else (g.private, g.shadow.private)
+    memory, undefined = (array.reshape(-1) for array in arrays)
     first, lane_of = np.unique(place[active], return_inverse=True)
     octets = first[:, None] + np.arange(4)
     words = np.zeros(len(first), _WORD)
@@ -136,14 +140,70 @@ def _expected(ins: Instruction) -> Operand:
     return Operand("v", ins.operands[2].index + 1)  # behind the new word
 
 
-def follow_swaps(guards: list[Any], body: list[Instruction], lanes: int) -> None:
+def follow_swaps(guards: list[Any], block: Any, listing: Listing, places: Places, lanes: int) -> None:
     """A test whether the word found is the expected one is decided by the swap; the guards have a `follow` each."""
+    body = listing.instructions[block.first : block.last]
     for k, ins in enumerate(body):
         if is_swap(ins) and results(ins):
             pair = [ins.operands[0], _expected(ins)]
             if pair[0] != pair[1] and (at := next_plain(body, k, _TEST, set(pair), pair, lanes)) is not None:
-                masks = [o.index for o in body[at].operands[:-2]] + [EXEC] * body[at].name.startswith("v_cmpx")
-                guards[at].follow = _decided(guards[at].follow, masks)
+                guards[at].follow = _decided(guards[at].follow, _masks(body[at]))
+    earlier = max(block.first - _REACH, 0)
+    if any(is_swap(ins) for ins in listing.instructions[earlier : block.last]):
+        # Only code that is passed before the block, whatever way leads there: from the last label on.
+        labels = {*listing.labels.values(), *places.reached(listing)}
+        start = max((n for n in labels if earlier <= n <= block.first), default=earlier)
+        _follow_other_bits(guards, listing.instructions[start : block.last], block.first - start, lanes)
+
+
+def _follow_other_bits(guards: list[Any], code: list[Instruction], first: int, lanes: int) -> None:
+    """The test of the other bits, where it stands behind code[first], which is the first with a guard."""
+    for k, ins in enumerate(code):
+        if not (is_swap(ins) and results(ins)):
+            continue
+        whole, parts = mask_of(ins.operands[0]), 0  # registers with the word found, and with some of its bits
+        known = _made_of(code[:k], _expected(ins), lanes)
+        for at, other in enumerate(code[k + 1 :], k + 1):
+            used, narrows = uses(other, lanes), _NARROWS.match(other.name)
+            if other.name in (*LEAVING, "s_branch") or (used.writes_s & 3 << EXEC and not narrows):
+                break
+            if at >= first and plain(other, _TEST):
+                one, two = (mask_of(o) if o.kind == "v" else 0 for o in other.operands[-2:])
+                if (one & parts and two & known) or (two & parts and one & known):
+                    guards[at - first].follow = _alike(guards[at - first].follow, other)
+            picks = plain(other, _PICK) and any(o.kind == "v" and mask_of(o) & whole for o in other.operands[1:])
+            whole, parts, known = (x & ~used.writes_v for x in (whole, parts, known))
+            parts |= mask_of(other.operands[0]) if picks else 0
+
+
+def _made_of(code: list[Instruction], word: Operand, lanes: int) -> int:
+    """The vector registers that the last write of a word has read, less those that were written since."""
+    written = 0
+    for ins in reversed(code):
+        used = uses(ins, lanes)
+        written |= used.writes_v
+        if used.writes_v & mask_of(word):
+            return used.reads_v & ~written
+        if used.writes_s & 3 << EXEC:
+            break  # other lanes may not have written it there
+    return 0
+
+
+def _masks(test: Instruction) -> list[int]:
+    return [o.index for o in test.operands[:-2]] + [EXEC] * test.name.startswith("v_cmpx")
+
+
+def _alike(follow: Rule, test: Instruction) -> Rule:
+    one, two = test.operands[-2:]
+
+    def rule(g: Waves) -> None:
+        x, y, of_x, of_y = g.u[one.index], g.u[two.index], g.shadow.of(one), g.shadow.of(two)
+        differ, alike = _compared(x, y, of_x, of_y)
+        follow(g)
+        for n in _masks(test):
+            g.shadow.put_mask(g, n, g.shadow.mask(g, n) & ~(differ | alike))
+
+    return rule
 
 
 def _decided(follow: Rule, masks: list[int]) -> Rule:
