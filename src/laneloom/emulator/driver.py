@@ -7,6 +7,7 @@ the tensors' real addresses. Nothing in the kernel or its call changes.
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import JITCallable
 
-from ..errors import EmulationError, UnsupportedError
+from ..errors import CompileError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
@@ -141,6 +142,9 @@ def _check_inline(ir: str, asm: str, kernel: str) -> None:
             )
 
 
+_CUT_OFF = "{} in Triton's cache holds a part of {!r} only, as after a full disk; delete the folder {} and run it again"
+
+
 @lru_cache(maxsize=1024)
 def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[int, int, str], ...]]:
     """The assembly of a kernel in Triton's cache, and its arguments' (offset, size, kind)."""
@@ -149,9 +153,16 @@ def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[in
     if path is None:
         raise EmulationError(f"Triton's cache holds no assembly of {kernel!r}; clear it and try again")
     asm = Path(path).read_text()
+    found = next((k for k in parse_metadata(asm) if k.name == kernel), None)
+    if found is None or ".end_amdgpu_metadata" not in asm:  # what LLVM writes behind the code
+        raise EmulationError(_CUT_OFF.format(path, kernel, Path(path).parent))
+    if (binary := next((p for f, p in files.items() if f.endswith(".hsaco")), None)) is not None:
+        try:
+            read_sections(Path(binary).read_bytes())
+        except (CompileError, struct.error):
+            raise EmulationError(_CUT_OFF.format(binary, kernel, Path(binary).parent)) from None
     if (ir := next((p for f, p in files.items() if f.endswith(".llir")), None)) is not None:
         _check_inline(Path(ir).read_text(), asm, kernel)
-    found = next(k for k in parse_metadata(asm) if k.name == kernel)
     return asm, tuple((a.offset, a.size, a.kind) for a in found.arguments)
 
 
