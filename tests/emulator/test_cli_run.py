@@ -160,6 +160,26 @@ def test_refusals(axpy, arguments, message):
     assert message in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize("text", ["f16:1e9", "f16:-65520", "bf16:1e39", "f32:3.5e38", "f32:1e400", "f64:-1e400"])
+def test_a_number_that_would_become_infinite_is_refused(axpy, text):
+    arrays = ["--arg=f32:8:ones"] * 3
+    done = call(axpy, "--grid", "1", *arrays, f"--arg={text}", "--arg=i32:8")
+    dtype, number = text.split(":")
+    assert done.exit_code == 2
+    assert f"{number} does not fit in {dtype}, where it would be infinite" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("text", ["f16:65519", "bf16:3.4e38", "f32:3.4e38", "f64:1e308"])
+def test_the_largest_numbers_and_infinity_are_arguments(text):
+    from laneloom.cli.run import _parse_argument
+
+    dtype, number = text.split(":")
+    assert _parse_argument(text, None).value == float(number)
+    assert _parse_argument(f"{dtype}:-inf", None).value == -np.inf
+    assert _parse_argument(f"{dtype}:Infinity", None).value == np.inf
+    assert np.isnan(_parse_argument(f"{dtype}:nan", None).value)
+
+
 @pytest.mark.parametrize(("n", "stored"), [("i8:3", 3), ("i8:-1", 0), ("u8:255", 255)])
 def test_a_narrow_integer_is_the_same_number_in_a_wider_argument(axpy, n, stored):
     arrays = ["--arg=f32:256:ones", "--arg=f32:256:ones", "--arg=f32:256:zeros"]

@@ -204,7 +204,17 @@ def _scalar(text: str, dtype: str, number: str) -> int | float:
         raise ArgumentError(f"--arg {text}: {number!r} is no number of type {dtype}; an array needs a fill") from None
     if isinstance(value, int) and not -1 << int(dtype[1:]) - 1 <= value < 1 << int(dtype[1:]):
         raise ArgumentError(f"--arg {text}: {number} does not fit in the {dtype[1:]} bits of {dtype}")
+    if isinstance(value, float) and "inf" not in number.lower() and _overflows(value, dtype):
+        raise ArgumentError(f"--arg {text}: {number} does not fit in {dtype}, where it would be infinite")
     return value
+
+
+def _overflows(value: float, dtype: str) -> bool:
+    """Whether the kernel would get an infinity; numbers above a double's largest are one already."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # bf16 is FP32 cut off
+        return bool(np.isinf(np.array(value, "float32" if dtype == "bf16" else _DTYPES[dtype])))
 
 
 def _array(dtype: str, shape: tuple[int, ...], fill: str, generator: Any) -> np.ndarray:
