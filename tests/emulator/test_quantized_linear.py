@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import weakref
 
 import pytest
 
@@ -93,6 +94,53 @@ def test_state_goes_into_files_and_copies():
                 target.load_state_dict(layer.state_dict(), strict=False)
 
 
+def fp4_layer(values=None, scales=None):
+    """A layer of MXFP4 numbers, or with others in their place."""
+    few = laneloom.quantize_weight(torch.randn(32, 64, generator=torch.Generator().manual_seed(2)), "fp4")
+    values, scales = (few.values if values is None else values), (few.scales if scales is None else scales)
+    return QuantizedLinear(laneloom.QuantizedWeight(values, scales, "fp4", few.group), torch.zeros(32))
+
+
+def test_a_state_of_another_kind_changes_nothing():
+    """Of other dtypes a copy would take bits for numbers: a power of two's 121 for 121.0."""
+    state = fp4_layer().state_dict()
+    of_floats = fp4_layer(scales=torch.ones(32, 2))
+    unsigned = QuantizedLinear.from_linear(nn.Linear(64, 32), "uint4", 32)
+    refused = (
+        (of_floats, state, "^state_dict: scales: expected dtype float32, got dtype uint8$"),
+        (fp4_layer(), {**state, "zeros": state["scales"]}, "zeros: expected none, as the layer has none, got"),
+        (unsigned, state, "expected a layer of 'uint4' and group 32, got one of 'fp4' and group 32"),
+        (fp4_layer(), {**state, "_extra_state": torch.tensor([99, 32])}, r"got \[99, 32\], which says neither"),
+        (fp4_layer(), {**state, "_extra_state": torch.tensor(2)}, "got 2, which says neither"),
+    )
+    for layer, wrong, message in refused:
+        before = {name: x.clone() for name, x in layer.state_dict().items()}
+        with pytest.raises(ArgumentError, match=message):
+            layer.load_state_dict(wrong, strict=False)
+        assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())
+    of_floats.load_state_dict(state, assign=True)
+    assert torch.equal(of_floats.quantized.dequantize(), fp4_layer().quantized.dequantize())
+
+
+def test_a_state_loads_where_new_tensors_have_no_data():
+    layer, state = fp4_layer(), fp4_layer().state_dict()
+    with torch.device("meta"):
+        assert layer.state_dict()["_extra_state"].device.type == "cpu"
+        layer.load_state_dict(state, assign=True)
+    assert layer.values is state["values"]
+
+
+def test_what_buffers_were_is_not_kept():
+    layer = fp4_layer()
+    moved = weakref.ref(layer.values)
+    layer.to("meta")
+    assert moved() is None
+    layer.load_state_dict(fp4_layer().state_dict(), assign=True)
+    replaced = weakref.ref(layer.values)
+    layer.load_state_dict(fp4_layer().state_dict(), assign=True)
+    assert replaced() is None
+
+
 def test_layers_of_a_model_become_such():
     plain, few = model(), model()
     assert quantize_linears(few, "int8", None) == ["up", "down", "again.0"]
@@ -131,5 +179,9 @@ def test_refused():
         QuantizedLinear(weight, torch.zeros(3))
     with pytest.raises(ArgumentError, match="bias: expected a torch tensor or None, got list"):
         QuantizedLinear(weight, [0.0] * 16)
+    with pytest.raises(UnsupportedError, match="bias: expected dtype fp32, fp16 or bf16, got int32"):
+        QuantizedLinear(weight, torch.zeros(16, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=r"layer: expected a torch.nn.Linear, got Conv1d"):
+        QuantizedLinear.from_linear(nn.Conv1d(3, 3, 1))
     with pytest.raises(ArgumentError, match=r"QuantizedWeight of tensors, \[N, K\], got Tensor"):
         QuantizedLinear(torch.zeros(16, 32))

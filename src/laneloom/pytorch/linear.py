@@ -8,13 +8,14 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..ops.quantized_matmul.api import quantized_matmul
 from ..ops.quantized_matmul.quantize import quantize_weight
-from ..ops.quantized_matmul.weight import DTYPES, QuantizedWeight
+from ..ops.quantized_matmul.weight import DTYPES, QuantizedWeight, storage_name
 
 #: modules that read the weights of the layers they hold themselves
 _READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_PARTS = ("values", "scales", "zeros")
 _NUMBERS: dict[str, int] = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 
@@ -27,12 +28,14 @@ class QuantizedLinear(nn.Module):
 
     x: [..., K], fp16 or bf16; y in x's dtype. Accumulation, errors and GPUs are those of `quantized_matmul`. Gradients
     reach x and the bias; the weight has none (QLoRA). A state_dict holds the buffers, the bias and what dtype and group
-    they are of; loading one of another kind raises ArgumentError.
+    they are of; loading one of another kind raises ArgumentError, the layer as it was. So does one of buffers in other
+    dtypes, whose bits copies would change: load it with assign=True.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    bias: nn.Parameter | None
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         super().__init__()
@@ -44,22 +47,26 @@ class QuantizedLinear(nn.Module):
             raise ArgumentError(f"bias: expected a torch tensor or None, got {type(bias).__name__}")
         if bias is not None and tuple(bias.shape) != (self.out_features,):
             raise ArgumentError(f"bias: expected shape ({self.out_features},), got {tuple(bias.shape)}")
+        if bias is not None and not bias.is_floating_point():
+            raise UnsupportedError(f"bias: expected dtype fp32, fp16 or bf16, got {storage_name(bias)}")
         self.dtype, self.group = weight.dtype, weight.group
-        for name in ("values", "scales", "zeros"):
+        for name in _PARTS:
             self.register_buffer(name, getattr(weight, name))
         self._weight = weight  #: of the buffers, while they are these
-        self.bias = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+        self.register_parameter("bias", bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias))
 
     @classmethod
     def from_linear(cls, layer: nn.Linear, dtype: str = "int4", group: int | str | None = "usual") -> Self:
         """The layer with the weight that `laneloom.quantize_weight(layer.weight, dtype, group)` makes, and its bias."""
+        if not isinstance(layer, nn.Linear):
+            raise ArgumentError(f"layer: expected a torch.nn.Linear, got {type(layer).__name__}")
         return cls(quantize_weight(layer.weight, dtype, group), layer.bias)
 
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
         parts, weight = self._buffers, self._weight
-        if not all(parts[name] is getattr(weight, name) for name in ("values", "scales", "zeros")):
+        if not all(parts[name] is getattr(weight, name) for name in _PARTS):
             weight = self._weight = QuantizedWeight(self.values, self.scales, self.dtype, self.group, self.zeros)
         return weight
 
@@ -74,16 +81,37 @@ class QuantizedLinear(nn.Module):
 
     def get_extra_state(self) -> torch.Tensor:
         """dtype and group, as a tensor: files of tensors take nothing else."""
-        return torch.tensor([_NUMBERS[self.dtype], self.group or 0])
+        return torch.tensor(self._kind(), device="cpu")  # whatever torch.device is in force
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Raises ArgumentError where a state_dict is of a layer of another dtype or group."""
-        if state.tolist() != self.get_extra_state().tolist():
-            number, group = state.tolist()
-            raise ArgumentError(
-                f"state_dict: expected a layer of {self.dtype!r} and group {self.group}, got one of "
-                f"{DTYPES[number]!r} and group {group or None}"
-            )
+        kind = state.tolist() if isinstance(state, torch.Tensor) else state
+        if kind == self._kind():
+            return
+        got = f"{kind}, which says neither"
+        if isinstance(kind, list) and len(kind) == 2 and kind[0] in range(len(DTYPES)):
+            got = f"one of {DTYPES[kind[0]]!r} and group {kind[1] or None}"
+        raise ArgumentError(f"state_dict: expected a layer of {self.dtype!r} and group {self.group}, got {got}")
+
+    def _kind(self) -> list[int]:
+        return [_NUMBERS[self.dtype], int(self.group or 0)]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:  # fmt: skip
+        """Looks at all of it before a buffer changes."""
+        if prefix + "_extra_state" in state_dict:
+            self.set_extra_state(state_dict[prefix + "_extra_state"])
+        for name in _PARTS if not local_metadata.get("assign_to_params_buffers", False) else ():
+            own, given = self._buffers[name], state_dict.get(prefix + name)
+            if isinstance(given, torch.Tensor) and (own is None or own.dtype != given.dtype):
+                wanted = "none, as the layer has none" if own is None else f"dtype {storage_name(own)}"
+                raise ArgumentError(f"state_dict: {prefix}{name}: expected {wanted}, got dtype {storage_name(given)}")
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        _ = self.quantized  # which would else keep what was there alive until the next call
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Buffers go where other tensors go, and keep their dtypes: scales in bf16 would be others."""
@@ -93,6 +121,7 @@ class QuantizedLinear(nn.Module):
             now = self._buffers[name]
             if x is not None and now is not None and now.dtype != x.dtype:
                 self._buffers[name] = x.to(now.device)
+        _ = self.quantized  # which would else keep the memory that the buffers have left
         return self
 
 
