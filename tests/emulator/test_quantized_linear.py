@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom import QuantizedLinear, quantize_linears  # noqa: E402
@@ -156,6 +157,30 @@ def test_layers_of_a_model_become_such():
     assert (got - expected).float().norm() < 0.02 * expected.float().norm()
 
 
+def test_a_layer_under_two_names_stays_one():
+    tied = nn.Module()
+    tied.a = tied.b = nn.Linear(32, 32)
+    assert quantize_linears(tied) == ["a", "b"]
+    assert type(tied.a) is QuantizedLinear
+    assert tied.a is tied.b
+
+
+def test_hooks_stay_and_so_do_weights_that_hooks_compute():
+    calls = []
+    few = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)).half()
+    handle = few[0].register_forward_hook(lambda module, args, y: calls.append(type(module)))
+    few[0].register_full_backward_hook(lambda module, grads, grad: calls.append(grad[0].shape))
+    prune.l1_unstructured(few[1], "weight", 0.5)
+    few[2].forward = lambda x: x
+    assert quantize_linears(few) == ["0"]
+    with laneloom.emulated("gfx1151"):
+        few(torch.randn(2, 32, dtype=torch.float16, requires_grad=True)).float().sum().backward()
+        assert calls == [QuantizedLinear, (2, 32)]
+        handle.remove()
+        few(torch.randn(2, 32, dtype=torch.float16))
+    assert len(calls) == 2
+
+
 def test_which_layers():
     few = model()
     assert quantize_linears(few, "fp4", where=lambda name, layer: name == "down") == ["down"]
@@ -183,5 +208,7 @@ def test_refused():
         QuantizedLinear(weight, torch.zeros(16, dtype=torch.int32))
     with pytest.raises(ArgumentError, match=r"layer: expected a torch.nn.Linear, got Conv1d"):
         QuantizedLinear.from_linear(nn.Conv1d(3, 3, 1))
+    with pytest.raises(ArgumentError, match="where: expected a function of a name and a layer, or None, got str"):
+        quantize_linears(model(), where="lm_head")
     with pytest.raises(ArgumentError, match=r"QuantizedWeight of tensors, \[N, K\], got Tensor"):
         QuantizedLinear(torch.zeros(16, 32))

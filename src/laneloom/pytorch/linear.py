@@ -139,7 +139,8 @@ def quantize_linears(
         loses most by rounding: `where=lambda name, layer: name != "lm_head"`.
 
     Subclasses of Linear stay, and so do the layers that nn.MultiheadAttention and nn.TransformerEncoderLayer hold, as
-    these read weights themselves. A layer that is in several places stays one layer.
+    these read weights themselves, those whose weight a hook computes (weight_norm, pruning) and those whose forward was
+    replaced. A layer that is in several places stays one layer, and hooks stay on it.
 
     Raises ArgumentError, the model as it was, for one that is a layer itself and for a layer that cannot be (4 bits of
     an odd K, weights that are not finite), UnsupportedError for other dtypes.
@@ -148,19 +149,33 @@ def quantize_linears(
         itself = "a Linear itself, of which QuantizedLinear.from_linear makes one"
         got = itself if isinstance(model, nn.Module) else type(model).__name__
         raise ArgumentError(f"model: expected a torch.nn.Module with layers inside, got {got}")
+    if not (where is None or callable(where)):
+        raise ArgumentError(f"where: expected a function of a name and a layer, or None, got {type(where).__name__}")
     made: dict[nn.Module, QuantizedLinear] = {}
     places: dict[str, tuple[nn.Module, str, nn.Module]] = {}
     for path, module in model.named_modules():
-        for child, layer in () if isinstance(module, _READERS) else module.named_children():
+        for child, layer in () if isinstance(module, _READERS) else module._modules.items():
             name = f"{path}.{child}" if path else child
-            if type(layer) is not nn.Linear or not (where is None or where(name, layer)):
+            if type(layer) is not nn.Linear or not _is_plain(layer) or not (where is None or where(name, layer)):
                 continue
             places[name] = module, child, layer
             if layer not in made:
                 try:
                     made[layer] = QuantizedLinear.from_linear(layer, dtype, group).train(layer.training)
+                    _take_hooks(made[layer], layer)
                 except ArgumentError as error:
                     raise ArgumentError(f"{name}: {error}") from None
     for module, child, layer in places.values():
         setattr(module, child, made[layer])
     return list(places)
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether it is the product with a weight that is its own, and nothing else."""
+    return isinstance(layer.weight, nn.Parameter) and "forward" not in vars(layer)
+
+
+def _take_hooks(layer: nn.Module, before: nn.Module) -> None:
+    """Those of forward and backward, in the dictionaries from which their handles remove them."""
+    names = [name for name in vars(before) if name.startswith(("_forward", "_backward", "_is_full_backward"))]
+    vars(layer).update({name: vars(before)[name] for name in names})
