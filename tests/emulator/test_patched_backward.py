@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -155,6 +156,56 @@ def test_a_second_derivative_of_attention_by_every_way_in():
     assert torch.isfinite(results[0]).all()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def attended(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.4, enable_gqa=True).float().square().sum()
+
+
+def penalty_of(wanted):
+    """The second derivative where `wanted` of q, k and v have gradients and the others do not."""
+
+    def run(q, k, v):
+        leaves = [x.clone().requires_grad_(name in wanted) for name, x in zip("qkv", (q, k, v), strict=True)]
+        those = [x for x in leaves if x.requires_grad]
+        first = torch.autograd.grad(attended(*leaves), those, create_graph=True)
+        return torch.autograd.grad(sum(x.float().square().sum() for x in first), those)
+
+    return run
+
+
+def under_autocast(q, k, v):
+    with torch.autocast("cpu", torch.float16):
+        return penalty_of("q")(q, k, v)
+
+
+#: derivatives for which torch records what laneloom's backward computes, of q [3, B, H, N, D] or of q, k, v
+RECORDED = {
+    "of q": penalty_of("q"),
+    "of k and v": penalty_of("kv"),
+    "under autocast": under_autocast,
+    "func.grad": torch.func.grad(attended),
+    "func.vjp": lambda q, k, v: torch.func.vjp(attended, q, k, v)[1](torch.tensor(1.0)),
+    "func.jacrev": lambda q, k, v: torch.func.jacrev(
+        lambda k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True)[0, 0, 1, :2])(k),
+    "second": torch.func.grad(lambda q, k, v: torch.func.grad(attended)(q, k, v).float().square().sum()),
+    "per sample": lambda q, k, v: torch.func.vmap(torch.func.grad(attended, argnums=(0, 1)), in_dims=(0, None, None))(
+        torch.stack([q, 2 * q]), k, v),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", RECORDED)
+def test_derivatives_of_attention_that_torch_records(how):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, heads, 5, 16, generator=generator).half() for heads in (4, 2, 2))
+    with sdpa_kernel(SDPBackend.MATH):  # torch's fast attention has no second derivative
+        expected = RECORDED[how](q, k, v)
+    with laneloom.patched(always=True) as p:
+        found = RECORDED[how](q, k, v)
+    assert p.report().routed == 1
+    one = isinstance(found, torch.Tensor)
+    for got, truth in zip([found] if one else found, [expected] if one else expected, strict=True):
+        assert (got - truth).float().norm() < 2e-3 * truth.float().norm()
 
 
 @pytest.mark.parametrize("attend", ["patched", "compiled", "own"])

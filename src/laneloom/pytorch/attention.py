@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..ops.attention.api import flash_attention
 from ..ops.attention.torch_op import attention_backward_operator, attention_operator, must_be_deterministic
@@ -18,7 +16,8 @@ from .routing import dtype_in_force
 def attend(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> torch.Tensor:
     """torch's scaled_dot_product_attention of q [B, H, N, D], without mask or dropout, by laneloom's kernels.
 
-    First derivatives are laneloom's, second ones torch's, with the whole matrix of scores; compiled graphs have none.
+    First derivatives are laneloom's. Where second ones may be asked for, as torch.func always may, both are torch's,
+    with the whole matrix of scores; compiled graphs have none.
     """
     if _records(q, k, v) and not torch.compiler.is_compiling():
         q, k, v = (x.to(dtype_in_force(x)) for x in (q, k, v))
@@ -47,7 +46,30 @@ def _options(causal: bool, scale: float | None, deterministic: bool) -> tuple[An
     return "top_left" if causal else "none", scale, None, None, None, None, 0, 0, deterministic, 0.0
 
 
+def _by_scores(grad: Any, q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> tuple[Any, ...]:
+    """dQ, dK, dV in FP32, rounded once, by torch's operators, which have derivatives of any order.
+
+    torch.autograd.grad of torch's attention would do where each operand has gradients, and outside of torch.func.
+    """
+    dtype, heads, shared = q.dtype, k.shape[1], q.shape[1] // k.shape[1]
+    grad, q, k, v = (x.float() for x in (grad, q, k, v))
+    k, v = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q @ k.mT * scale  # [B, H, M, N]
+    if causal:
+        unseen = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+    p, dp = scores.softmax(-1), grad @ v.mT
+    ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
+    dq, dk, dv = ds @ k, ds.mT @ q, p.mT @ grad
+    if shared > 1:
+        dk, dv = (x.unflatten(1, (heads, shared)).sum(2) for x in (dk, dv))
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+
+
 class _Attention(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(q, k, v, causal, scale):
         return flash_attention(q, k, v, causal="top_left" if causal else False, scale=scale, return_lse=True)
@@ -67,13 +89,9 @@ class _Attention(torch.autograd.Function):
             return (None,) * 5
         q, k, v, out, lse = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative may be asked for
-            q, k, v = (x.view_as(x) for x in (q, k, v))  # apart, where a caller passes one tensor twice
-            # torch's own attention, and its derivatives: no mode sends them back here
-            with torch._C.DisableTorchFunction(), sdpa_kernel(SDPBackend.MATH):
-                out = F.scaled_dot_product_attention(
-                    q, k, v, is_causal=ctx.causal, scale=ctx.scale, enable_gqa=q.shape[1] != k.shape[1]
-                )
-                grads = torch.autograd.grad(out, (q, k, v), grad, create_graph=True)
+            # no mode sends these products to laneloom, and autocast does not round what enters them
+            with torch._C.DisableTorchFunction(), torch.autocast(q.device.type, enabled=False):
+                grads = _by_scores(grad, q, k, v, ctx.causal, ctx.scale)
         else:
             options = _options(ctx.causal, ctx.scale, ctx.deterministic)
             grads = attention_backward_operator(grad, None, q, k, v, out, lse, *options)
