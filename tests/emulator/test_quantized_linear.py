@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.nn.utils import prune  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom import QuantizedLinear, quantize_linears  # noqa: E402
@@ -121,6 +121,17 @@ def test_a_state_of_another_kind_changes_nothing():
         assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())
     of_floats.load_state_dict(state, assign=True)
     assert torch.equal(of_floats.quantized.dequantize(), fp4_layer().quantized.dequantize())
+
+
+def test_a_buffer_may_be_parametrized():
+    class Twice(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    layer = QuantizedLinear.from_linear(nn.Linear(64, 32))
+    once = layer.quantized.dequantize()
+    parametrize.register_parametrization(layer, "scales", Twice())
+    assert torch.equal(layer.quantized.dequantize(), 2 * once)
 
 
 def test_a_state_loads_where_new_tensors_have_no_data():

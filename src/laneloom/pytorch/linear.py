@@ -65,8 +65,8 @@ class QuantizedLinear(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The weight."""
-        parts, weight = self._buffers, self._weight
-        if not all(parts[name] is getattr(weight, name) for name in _PARTS):
+        parts, weight = self._buffers, self._weight  # a parametrized one is no buffer, and computed anew
+        if not all(parts.get(name) is getattr(weight, name) for name in _PARTS):
             weight = self._weight = QuantizedWeight(self.values, self.scales, self.dtype, self.group, self.zeros)
         return weight
 
@@ -104,7 +104,7 @@ class QuantizedLinear(nn.Module):
         if prefix + "_extra_state" in state_dict:
             self.set_extra_state(state_dict[prefix + "_extra_state"])
         for name in _PARTS if not local_metadata.get("assign_to_params_buffers", False) else ():
-            own, given = self._buffers[name], state_dict.get(prefix + name)
+            own, given = self._buffers.get(name), state_dict.get(prefix + name)
             if isinstance(given, torch.Tensor) and (own is None or own.dtype != given.dtype):
                 wanted = "none, as the layer has none" if own is None else f"dtype {storage_name(own)}"
                 raise ArgumentError(f"state_dict: {prefix}{name}: expected {wanted}, got dtype {storage_name(given)}")
