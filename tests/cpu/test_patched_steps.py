@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from laneloom.bench import host_time  # noqa: E402
 from laneloom.bench.measured import host_of  # noqa: E402
-from laneloom.bench.patched_steps import KINDS, MODELS, OURS, Block, _error, render  # noqa: E402
+from laneloom.bench.patched_steps import KINDS, MODELS, OURS, Block, _error, check_errors, render  # noqa: E402
 from laneloom.bench.records import load  # noqa: E402
 from laneloom.pytorch.measurements import table_of  # noqa: E402
 
@@ -41,6 +41,15 @@ def test_errors_of_gradients_are_relative_and_see_nan():
     assert _error(layer, [2 * t for t in truth]) == pytest.approx(0.5)
     layer.bias.grad[0] = torch.nan
     assert _error(layer, truth) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(1.6e-3, 1e-3), (torch.inf, 1e-3), (torch.nan, 1e-3), (1e-3, torch.inf), (torch.inf,) * 2]
+)
+def test_errors_that_tell_nothing_are_refused(ours, theirs):
+    check_errors((4, 8), {OURS: 1.4e-3, "torch": 1e-3})
+    with pytest.raises(ArithmeticError, match="gradients off by"):
+        check_errors((4, 8), {OURS: ours, "torch": theirs})
 
 
 def test_the_pages_have_what_was_measured():
