@@ -229,6 +229,22 @@ def test_deterministic_algorithms_are_asked_for(attend, on, warns, monkeypatch):
     assert seen == [{"deterministic": on and not warns}]
 
 
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, laneloom.flash_attention])
+def test_deterministic_algorithms_may_be_asked_for_after_the_forward(attend, monkeypatch):
+    q = torch.linspace(-1, 1, 2 * 5 * 16).reshape(1, 2, 5, 16).half().requires_grad_()
+    seen, prepare = [], execute.prepare_backward
+    monkeypatch.setattr(execute, "prepare_backward", lambda *args, **how: seen.append(how) or prepare(*args, **how))
+    with laneloom.patched(always=True):
+        loss = attend(q, q, q).float().sum()
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        loss.backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert seen == [{"deterministic": True}]
+
+
 def test_gradients_by_deterministic_algorithms_were_not_measured():
     q = torch.linspace(-1, 1, 2 * 5 * 16).reshape(1, 2, 5, 16).half()
     before = torch.are_deterministic_algorithms_enabled()

@@ -93,7 +93,7 @@ class _Attention(torch.autograd.Function):
             with torch._C.DisableTorchFunction(), torch.autocast(q.device.type, enabled=False):
                 grads = _by_scores(grad, q, k, v, ctx.causal, ctx.scale)
         else:
-            options = _options(ctx.causal, ctx.scale, ctx.deterministic)
+            options = _options(ctx.causal, ctx.scale, ctx.deterministic or must_be_deterministic())
             grads = attention_backward_operator(grad, None, q, k, v, out, lse, *options)
         return (*grads, None, None)
 

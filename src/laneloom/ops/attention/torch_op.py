@@ -218,7 +218,7 @@ def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None,
 
 def _remember(ctx, inputs, output) -> None:
     q, k, v, *options, first_q, first_k, max_queries, max_keys, deterministic, softcap = inputs
-    ctx.options = options, (max_queries, max_keys, deterministic, softcap)
+    ctx.options, ctx.deterministic = (options, (max_queries, max_keys), softcap), deterministic
     ctx.save_for_backward(q, k, v, *output, first_q, first_k)
     # No gradient of LSE is no tensor of zeros: the kernel has a variant without it.
     ctx.set_materialize_grads(False)
@@ -230,7 +230,9 @@ def _gradients(ctx, grad, grad_lse):
         return (None,) * 13
     if grad is None:
         grad = torch.zeros_like(out)
-    options = (*ctx.options[0], *first, *ctx.options[1])
+    band, most, softcap = ctx.options
+    # torch's switch counts where it is when gradients are computed, as for torch's own operators
+    options = (*band, *first, *most, ctx.deterministic or must_be_deterministic(), softcap)
     gradients = attention_backward_operator(grad, grad_lse, q, k, v, out, lse, *options)
     return (*gradients, *(None,) * 10)
 
