@@ -140,7 +140,8 @@ def quantize_linears(
 
     Subclasses of Linear stay, and so do the layers that nn.MultiheadAttention and nn.TransformerEncoderLayer hold, as
     these read weights themselves, those whose weight a hook computes (weight_norm, pruning) and those whose forward was
-    replaced. A layer that is in several places stays one layer, and hooks stay on it.
+    replaced. A layer that is in several places stays one layer, and hooks stay on it. An embedding that shares a
+    layer's weight keeps it, tied no longer.
 
     Raises ArgumentError, the model as it was, for one that is a layer itself and for a layer that cannot be (4 bits of
     an odd K, weights that are not finite), UnsupportedError for other dtypes.
