@@ -112,6 +112,13 @@ def test_metadata_that_is_broken(entry, why):
         parse_metadata(f".amdgpu_metadata\namdhsa.kernels:\n  - .name: k\n    {entry}\n.end_amdgpu_metadata\n")
 
 
+@pytest.mark.parametrize("name", ["inf", "NaN", "'true'", "0x1"])
+def test_names_that_llvm_tags(name):
+    """LLVM's own reader would take them for numbers."""
+    text = f".amdgpu_metadata\namdhsa.kernels:\n  - .name: !str {name}\n.end_amdgpu_metadata\n"
+    assert [kernel.name for kernel in parse_metadata(text)] == [name.strip("'")]
+
+
 def test_every_described_kernel_is_checked_by_itself(isa):
     """The second goes on behind its last instruction, which lies behind the first's end."""
     code, report = isa(TWO, "--check")

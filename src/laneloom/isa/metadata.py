@@ -183,6 +183,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _scalar(text: str) -> Any:
+    if text.startswith("!"):  # LLVM tags a name that it would read as a number itself: `!str inf`
+        kind, _, text = text.partition(" ")
+        found = _scalar(text.strip())
+        return text.strip() if kind.endswith("str") and not isinstance(found, str) else found
     if text.startswith("[") and text.endswith("]"):
         return [_scalar(part) for part in _parts(text[1:-1])]
     if text.startswith("{") and text.endswith("}"):
