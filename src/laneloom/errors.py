@@ -51,9 +51,10 @@ class HazardError(EmulationError):
     """Strict mode found what a GPU hides; `kind` says what.
 
     "wait": a register used before the wait that guards its load. "race": two waves of a workgroup, one byte, at least
-    one store, no barrier between. "undefined": an address, stored data, a branch or EXEC that depends on what nobody
-    wrote. "barrier": not all waves reach it. "alignment": an address that its access does not allow. "replication":
-    gfx11 WMMA operands whose two halves differ. "exec": a matrix instruction with inactive lanes.
+    one store, no barrier between; or two workgroups that store different values to one byte. "undefined": an address,
+    stored data, a branch or EXEC that depends on what nobody wrote. "barrier": not all waves reach it. "alignment": an
+    address that its access does not allow. "replication": gfx11 WMMA operands whose two halves differ. "exec": a matrix
+    instruction with inactive lanes.
     """
 
     def __init__(self, message: str, kind: str = ""):

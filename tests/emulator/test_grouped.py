@@ -185,7 +185,7 @@ def test_ends_that_are_no_ends(gpu, monkeypatch):
     monkeypatch.setattr(grouped, "check_ends_rise", lambda ends: None)  # as on a GPU, whose are not looked at
     a, b, buffer = draw(150, 40), draw(5, 40, 50), torch.full((152, 50), NAN).bfloat16()
     for ends in ([50, -7, 2**31 - 1, 10, 60], [-(2**31), 3, -1, 3, 2**31 - 1]):
-        with laneloom.emulated(gpu, strict=True):
+        with laneloom.emulated(gpu):  # in strict mode such groups, which share rows, are a race of workgroups
             laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=buffer[1:-1])
     assert buffer[[0, -1]].isnan().all()
 

@@ -180,3 +180,39 @@ def test_memory_that_no_wave_touches_costs_none():
     with laneloom.emulated("gfx1151", strict=True):
         assert (laneloom.matmul(np.ones((2, 3), np.float16), x) == 3).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+@triton.jit
+def last_tile_kernel(out_ptr, n, OWN: tl.constexpr, BLOCK: tl.constexpr):
+    group = tl.program_id(0)
+    tl.debug_barrier()  # whose fences order the waves of one workgroup alone
+    offsets = tl.minimum(group * BLOCK, n - BLOCK) + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, (offsets + OWN * group).to(out_ptr.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.int64])
+@pytest.mark.parametrize("gpu", [*GPUS, "gfx942"])
+def test_workgroups_that_nothing_orders_may_store_one_value_alone(gpu, dtype):
+    """The last tile, moved back to be whole, overlaps the one before, and no lane's bytes as the other's do."""
+    out = torch.zeros(101, dtype=dtype)
+    with laneloom.emulated(gpu, strict=True):
+        last_tile_kernel[(4,)](out, 101, OWN=0, BLOCK=32)
+        assert torch.equal(out, torch.arange(101).to(dtype))
+        with pytest.raises(HazardError, match=r"different values from two workgroups .* from workgroup \(\d, 0, 0\)"):
+            last_tile_kernel[(4,)](out, 101, OWN=1, BLOCK=32)
+
+
+@triton.jit
+def take_turns_kernel(turn_ptr, out_ptr):
+    while tl.atomic_add(turn_ptr, 0, sem="acquire") != tl.program_id(0):
+        pass
+    tl.store(out_ptr, tl.program_id(0))
+    tl.atomic_add(turn_ptr, 1, sem="release")
+
+
+@pytest.mark.parametrize("gpu", [*GPUS, "gfx942"])
+def test_workgroups_that_atomics_order_are_let_pass(gpu):
+    turn, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with laneloom.emulated(gpu, strict=True):
+        take_turns_kernel[(3,)](turn, out)
+    assert out.item() == 2

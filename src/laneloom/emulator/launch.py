@@ -26,10 +26,10 @@ from .named_barriers import NamedBarriers
 from .observer import Enough, Observer
 from .polling import awake, digest
 from .program import Program
-from .races import TrackedGlobalMemory, TrackedLocalMemory
+from .races import TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import barrier_error, in_order, unit_bytes
+from .strict import barrier_error, tracked_memory, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
@@ -166,8 +166,7 @@ class _Run:
             *([self.host.region] if self.host else []),
         ]
         if program.strict:
-            unit = unit_bytes(program.listing, ("global_", "flat_", "buffer_"))
-            self.memory = TrackedGlobalMemory(everything, unit, in_order(program.listing, program.gpu.major))
+            self.memory = tracked_memory(everything, program.listing, program.gpu.major)
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters

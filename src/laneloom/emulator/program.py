@@ -26,7 +26,7 @@ from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
 from .mode import Mode, initial_mode, modes_of
-from .races import Misaligned, RaceFault
+from .races import Misaligned, RaceFault, wave_of
 from .shadow import Found
 from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
@@ -343,8 +343,9 @@ class Program:
             found = Found("alignment", fault.text, int(g.ids[fault.wave]), fault.lane)
             raise as_error(self.kernel, found, block.sources[done], name_wave) from None
         except RaceFault as fault:
-            place = name_wave(int(g.ids[fault.wave]))
-            raise race_error(self.kernel, fault, self.guards, block.sources[done], place) from None
+            place, group = name_wave(int(g.ids[fault.wave])), fault.group or 0
+            other = name_wave(group * g.waves_per_group + (wave_of(fault.other) or 0))
+            raise race_error(self.kernel, fault, self.guards, block.sources[done], place, other) from None
         except AccessFault as fault:
             ins = block.sources[done]
             place = f"{fault.text}; {name_wave(int(g.ids[fault.wave]))}, lane {fault.lane}"

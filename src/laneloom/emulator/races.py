@@ -4,7 +4,7 @@ A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two 
 reader. A tag is workgroup, epoch (barriers that the wave has passed), wave, whether the access was under way at a
 barrier, and instruction in one int64. Two accesses of one workgroup conflict when their epochs are equal, their waves
 differ and one of them writes. Writing the value that is already there, as replicated layouts do, is no conflict.
-Atomics are not tracked.
+Atomics are not tracked. Different values that two workgroups store conflict where nothing in the code orders the two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from .between_groups import differing, strangers
 from .memory import GlobalMemory, LocalMemory, Region
 
 NOBODY = np.int64(0)  #: so that tags of what no wave touches take no memory
@@ -71,6 +72,7 @@ class RaceFault(Exception):
         super().__init__("race")
         self.lds = lds  #: whether the address is one of LDS
         self.other, self.mine, self.wave, self.lane, self.wrote, self.address = other, mine, wave, lane, wrote, address
+        self.group = (other >> int(GROUP_SHIFT)) - 1 if (other ^ mine) >> int(GROUP_SHIFT) else None  #: another one's
 
 
 @dataclass
@@ -95,8 +97,7 @@ class Tags:
         bad = conflicts(self.writer.take(unit), mine)
         if active is not None:
             bad &= active
-        several = mine | SEVERAL << WAVE_SHIFT
-        now = np.where(conflicts(self.reader.take(unit), mine), several, mine)
+        now = np.where(conflicts(self.reader.take(unit), mine), several := mine | SEVERAL << WAVE_SHIFT, mine)
         _put(self.reader, unit, now, active)
         after = self.reader.take(unit)
         lost = after != now
@@ -160,6 +161,7 @@ class _Tracked:
     doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first, or nobody
     flights: Any = None  #: of LDS: the Flights of copies that pass no register
     in_order = False  #: whether accesses of different waves of a workgroup take effect in the order of their issue
+    apart = False  #: whether nothing in the code could order two workgroups
     _active: np.ndarray | None
 
     def units(self, offset: np.ndarray) -> np.ndarray:
@@ -201,10 +203,11 @@ class _Tracked:
         if bad.any():
             self._race(bad, self.tags.writer[unit], mine, unit, True)
 
-    def watch_store(self, offset: np.ndarray, nbytes: int, changed: np.ndarray) -> np.ndarray | None:
-        """`changed`: [wave, lane] whether the store changes what is there. Where its own writers may collide."""
+    def watch_store(self, offset: np.ndarray, nbytes: int, differ: np.ndarray) -> np.ndarray | None:
+        """`differ`: [wave, lane, n] the bits that the store changes. Where its own writers may collide."""
         if self.now is None:
             return None
+        changed = np.asarray(differ.any(axis=-1))
         unit, mine, active = self._spread(offset, nbytes)
         if self.flights is not None:
             self.flights.check(unit, active, wrote=True)
@@ -218,6 +221,7 @@ class _Tracked:
             read &= ~self._replicated(mine, self.tags.reader[unit], unit, read)
         if read.any():
             self._race(read, self.tags.reader[unit], mine, unit, False)
+        self._check_groups(writers, mine, unit, offset, differ, active)
         return collide if collide.any() else None
 
     def _replicated(self, storing, loading, unit, bad) -> np.ndarray:
@@ -237,6 +241,12 @@ class _Tracked:
                 at = np.minimum(np.searchsorted(who, writers), len(who) - 1)
                 same[bad] |= (who[at] == writers) & np.isin(at.astype(np.int64) << np.int64(40) | units, keys)
         return same
+
+    def _check_groups(self, writers, mine, unit, offset, differ, active) -> None:
+        """Where another workgroup stored something else into a unit."""
+        bad = strangers(writers >> GROUP_SHIFT, mine >> GROUP_SHIFT, active) if self.apart else None
+        if bad is not None and differing(bad, differ, offset, self.unit_bytes).any():
+            self._race(bad, writers, mine, unit, True)
 
     def _race(self, bad, others, mine, unit, wrote: bool):
         wave, lane, k = (int(x[0]) for x in np.nonzero(bad))
@@ -315,9 +325,9 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
 
     shares_small_tensors = True
 
-    def __init__(self, regions: Sequence[Region], unit_bytes: int, in_order: bool):
+    def __init__(self, regions: Sequence[Region], unit_bytes: int, in_order: bool, apart: bool = False):
         GlobalMemory.__init__(self, regions)
-        self.in_order = in_order
+        self.in_order, self.apart = in_order, apart
         self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
         self.recent_loads = deque(maxlen=RECENT)
         sizes = [-(-(end - start) // unit_bytes) + 16 for start, end in self._list]
@@ -367,20 +377,21 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
         plain.scatter(memory, offset, words, nbytes, active)
         return
     meant = words if nbytes >= 4 else words & np.uint32((1 << 8 * nbytes) - 1)
-    changed = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)
-    collide = memory.watch_store(offset, nbytes, changed)
+    collide = memory.watch_store(offset, nbytes, plain.gather(memory, offset, nbytes) ^ meant)
     plain.scatter(memory, offset, words, nbytes, active)
     # In LDS nobody asks about lanes of one wave: reductions leave a sum in several, not always rounded alike, and store
     # it from each.
     if collide is None and plain is LocalMemory:
         return
-    lost = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)
+    differ = plain.gather(memory, offset, nbytes) ^ meant
+    lost = differ.any(axis=-1)
     if memory._active is not None:
         lost &= memory._active
     if not lost.any():
         return
-    unit, mine, _ = memory._spread(offset, nbytes)
+    unit, mine, active = memory._spread(offset, nbytes)
     writers, bad = memory.tags.writer[unit], np.zeros(unit.shape, np.bool_)
+    memory._check_groups(writers, mine, unit, offset, differ, active)
     if collide is not None:
         bad |= lost[..., None] & collide
     if plain is GlobalMemory:

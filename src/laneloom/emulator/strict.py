@@ -7,7 +7,7 @@ bits, and tells the tracked memories which access is whose.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -19,10 +19,12 @@ from ..gpu import Gpu
 from ..isa.parse import EXEC, VCC, Instruction, Listing, Operand
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import VECTOR, Step, Target
+from .between_groups import apart
 from .flights import Flights, starts_copy
 from .global_access import clears_other_half
 from .matrix import decode, is_matrix
-from .races import LATE, RaceFault, Touch, instruction_of, tag, wave_of
+from .memory import Region
+from .races import LATE, RaceFault, Touch, TrackedGlobalMemory, instruction_of, tag, wave_of
 from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
 from .state import Waves
 from .undefined import rule
@@ -344,6 +346,12 @@ def in_order(listing: Listing, major: int) -> bool:
     return major == 9 and not listing.directive("tg_split")
 
 
+def tracked_memory(regions: Sequence[Region], listing: Listing, major: int) -> TrackedGlobalMemory:
+    """Global memory of a launch in strict mode."""
+    unit = unit_bytes(listing, ("global_", "flat_", "buffer_"))
+    return TrackedGlobalMemory(regions, unit, in_order(listing, major), apart(listing))
+
+
 def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> HazardError:
     """A hazard with kernel, instruction, source line, wave and lane."""
     place = "" if found.wave is None else f"; {name_wave(found.wave)}"
@@ -351,11 +359,20 @@ def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> H
     return HazardError(f"{kernel}: {found.text}{place}; {describe(ins)}", found.kind)
 
 
-def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: Instruction, place: str) -> HazardError:
-    """A race, with both parties."""
+def race_error(
+    kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: Instruction, place: str, other_place: str
+) -> HazardError:
+    """A race, with both parties; other_place: the other, where it is of another workgroup."""
     if fault.other == fault.mine:
         text = f"{kernel}: address {fault.address:#x} gets different values from two lanes of one store"
         return HazardError(f"{text}; {place}, lane {fault.lane}; {describe(ins)}", "race")
+    if fault.group is not None:
+        other = describe(guards[instruction_of(fault.other)].ins)
+        return HazardError(
+            f"{kernel}: address {fault.address:#x} gets different values from two workgroups that nothing orders, here "
+            f"and from {other_place} ({other}); {place}, lane {fault.lane}; {describe(ins)}",
+            "race",
+        )
     wave = wave_of(fault.other)
     who = "several waves" if wave is None else f"wave {wave}"
     memory = "LDS byte" if fault.lds else "address"
