@@ -27,22 +27,23 @@ def apart(listing: Listing) -> bool:
     )
 
 
-def strangers(others: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> np.ndarray | None:
-    """Where a unit's last writer, by its workgroup's number from 1 (0: nobody), is another one; None: nowhere."""
+def overwritten(
+    others: np.ndarray, mine: np.ndarray, active: np.ndarray | None, differ: np.ndarray, offset: np.ndarray,
+    unit_bytes: int,
+) -> np.ndarray | None:  # fmt: skip
+    """Where an access changes bytes of a unit that another workgroup stored last, [wave, lane, unit]; None: nowhere.
+
+    others, mine: the last writer's workgroup and the access's own, numbered from 1; 0 is nobody.
+    differ: [wave, lane, n] words, what is there exclusive-or what is stored; a wide store may change others' units too.
+    """
     bad = (others != 0) & (others != mine)
     if active is not None:
         bad &= active
-    return bad if bad.any() else None
-
-
-def differing(bad: np.ndarray, differ: np.ndarray, offset: np.ndarray, unit_bytes: int) -> np.ndarray:
-    """`bad` [wave, lane, unit of an access], cut down in place to units of which the access changes bytes.
-
-    differ: [wave, lane, n] words, what is there exclusive-or what is stored; a wide store may change others' units too.
-    """
+    if not bad.any():
+        return None
     changed = np.broadcast_to(differ, (*bad.shape[:2], differ.shape[-1])).astype(np.uint32).view(np.uint8)
     wave, lane, k = np.nonzero(bad)
     inside = np.broadcast_to(offset, bad.shape[:2])[wave, lane] & (unit_bytes - 1)
     byte = (k * unit_bytes - inside)[:, None] + np.arange(unit_bytes)
     bad[wave, lane, k] = changed[wave[:, None], lane[:, None], np.clip(byte, 0, changed.shape[-1] - 1)].any(axis=-1)
-    return bad
+    return bad if bad.any() else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .between_groups import differing, strangers
+from .between_groups import overwritten
 from .memory import GlobalMemory, LocalMemory, Region
 
 NOBODY = np.int64(0)  #: so that tags of what no wave touches take no memory
@@ -97,7 +97,8 @@ class Tags:
         bad = conflicts(self.writer.take(unit), mine)
         if active is not None:
             bad &= active
-        now = np.where(conflicts(self.reader.take(unit), mine), several := mine | SEVERAL << WAVE_SHIFT, mine)
+        several = mine | SEVERAL << WAVE_SHIFT
+        now = np.where(conflicts(self.reader.take(unit), mine), several, mine)
         _put(self.reader, unit, now, active)
         after = self.reader.take(unit)
         lost = after != now
@@ -244,8 +245,8 @@ class _Tracked:
 
     def _check_groups(self, writers, mine, unit, offset, differ, active) -> None:
         """Where another workgroup stored something else into a unit."""
-        bad = strangers(writers >> GROUP_SHIFT, mine >> GROUP_SHIFT, active) if self.apart else None
-        if bad is not None and differing(bad, differ, offset, self.unit_bytes).any():
+        groups = (writers >> GROUP_SHIFT, mine >> GROUP_SHIFT) if self.apart else None
+        if groups and (bad := overwritten(*groups, active, differ, offset, self.unit_bytes)) is not None:
             self._race(bad, writers, mine, unit, True)
 
     def _race(self, bad, others, mine, unit, wrote: bool):
@@ -383,8 +384,7 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
     # it from each.
     if collide is None and plain is LocalMemory:
         return
-    differ = plain.gather(memory, offset, nbytes) ^ meant
-    lost = differ.any(axis=-1)
+    lost = (differ := plain.gather(memory, offset, nbytes) ^ meant).any(axis=-1)
     if memory._active is not None:
         lost &= memory._active
     if not lost.any():
