@@ -183,6 +183,13 @@ PRODUCTS = {
 }
 
 
+def call_three_times(call, operands, expected, recorded):
+    for _ in range(3):
+        got = call(*operands)
+        assert got.requires_grad == recorded
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_patched_products_met_before(emulated, name, recorded):
@@ -190,10 +197,7 @@ def test_patched_products_met_before(emulated, name, recorded):
     operands = [x.requires_grad_(recorded) for x in (random(9, 16), random(16, 16, seed=1), random(16, seed=2))]
     expected = call(*operands)
     with laneloom.patched(always=True) as p:
-        for _ in range(3):
-            got = call(*operands)
-            assert got.requires_grad == recorded
-            torch.testing.assert_close(got, expected)
+        call_three_times(call, operands, expected, recorded)
     (entry,) = p.report().entries
     assert (entry.routed, entry.calls, len(p._memory.met)) == (True, 3, 1)
     assert len(emulated.launches) == 3
@@ -227,10 +231,7 @@ def test_patched_attention_met_before(emulated, name, recorded):
     operands = [x.clone().requires_grad_(recorded) for x in (q, k[:, :shared], v[:, :shared])]
     expected = call(*operands)
     with laneloom.patched(always=True) as p:
-        for _ in range(3):
-            got = call(*operands)
-            assert got.requires_grad == recorded
-            torch.testing.assert_close(got, expected)
+        call_three_times(call, operands, expected, recorded)
         torch.use_deterministic_algorithms(True)
         try:
             call(*operands)

@@ -10,7 +10,7 @@ The same with `--gradients` and results/h200/layer_gradients.csv: the two produc
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -18,7 +18,15 @@ from statistics import geometric_mean
 from ..ops.matmul.config import plan
 from ..ops.target import active_gpu
 from .matmul import compile_ahead, measure
-from .matmul_cases import GRADIENT_LAYERS, GRADIENT_ROWS, LAYER_SEEDS, LAYERS, random_layer_gradients, random_layers
+from .matmul_cases import (
+    GRADIENT_LAYERS,
+    GRADIENT_ROWS,
+    LAYER_SEEDS,
+    LAYERS,
+    Case,
+    random_layer_gradients,
+    random_layers,
+)
 from .matmul_tiles import read_rows, write
 from .report import fill_pages
 from .timing import METHOD_SUSTAINED
@@ -98,6 +106,21 @@ def _slowest(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What is drawn, and what pages say of it."""
+
+    draw: Callable[[int, int], list[Case]]  #: of a seed, so many layers
+    count: int  #: of one seed
+    place: str  #: on a page
+    render: Callable[[Sequence[Row]], str]
+    summarise: Callable[[Sequence[Row]], str]
+
+
+FORWARD = Kind(random_layers, LAYERS, "layers", render, summarise)
+GRADIENTS = Kind(random_layer_gradients, GRADIENT_LAYERS, "layer gradients", render_gradients, summarise_gradients)
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a file that `main` wrote."""
     return read_rows(path, Row)
@@ -115,21 +138,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
+    kind = GRADIENTS if arguments.gradients else FORWARD
     if arguments.render:
         rows = read(arguments.render[0])
-        if arguments.gradients:
-            fill_pages(arguments.render[1:], {"layer gradients": render_gradients(rows)})
-        else:
-            fill_pages(arguments.render[1:], {"layers": render(rows)})
+        fill_pages(arguments.render[1:], {kind.place: kind.render(rows)})
         if arguments.readme:
-            summary = summarise_gradients(rows) if arguments.gradients else summarise(rows)
-            fill_pages([arguments.readme], {f"layer{' gradients' if arguments.gradients else 's'} summary": summary})
+            fill_pages([arguments.readme], {f"{kind.place} summary": kind.summarise(rows)})
         return
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    draw, count = (random_layer_gradients, GRADIENT_LAYERS) if arguments.gradients else (random_layers, LAYERS)
-    cases = [case for seed in arguments.seeds for case in draw(seed, arguments.count or count)]
+    cases = [case for seed in arguments.seeds for case in kind.draw(seed, arguments.count or kind.count)]
     compile_ahead(cases, arguments.jobs)
     for case in cases:
         timings, errors = measure(case, rounds=arguments.rounds, single=False)
@@ -141,7 +160,7 @@ def main() -> None:
         ))  # fmt: skip
         print(f"{p.m} x {p.n} x {p.k} {case.layout} {case.dtype}: {us:.2f} us, {ratio:.3f} x torch", flush=True)
         write(arguments.out, rows)
-    print(summarise_gradients(rows) if arguments.gradients else summarise(rows))
+    print(kind.summarise(rows))
 
 
 if __name__ == "__main__":
