@@ -1,5 +1,5 @@
 """Up to 128 rows or columns of 8 and 16 bits on Hopper, and more of few tiles, against what was measured:
-results/h200/tiles_short.csv and tiles_small.csv."""
+results/h200/tiles_short.csv, tiles_small.csv and tiles_gradients.csv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from laneloom.ops.matmul.plan_short import ALL_ROWS, CLUSTERS, in_order, is_shor
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
 
 GPU = get_gpu("sm_90a")
-MEASURED, SMALL = (Path(__file__).parents[2] / "results" / "h200" / f"tiles_{name}.csv" for name in ("short", "small"))
+MEASURED, SMALL, GRADIENTS = (
+    Path(__file__).parents[2] / "results" / "h200" / f"tiles_{name}.csv" for name in ("short", "small", "gradients")
+)
 
 
 def problem(m, n, k, **options):
@@ -160,3 +162,12 @@ def test_columns_that_begin_inside_of_sectors_cost():
                   for layout in ("nn", "tn", "nt")] for n in (104, 112))  # fmt: skip
     more = [one / other for one, other in zip(odd, even, strict=True)]
     assert more[0] == more[1] > more[2] + 0.2
+
+
+@pytest.mark.parametrize(("layout", "products", "behind"), [("nn", 28, 0.04), ("tn", 51, 0.055)])
+def test_gradients_of_layers(layout, products, behind):
+    """dX = dY W is NN, dW = dY^T X TN: which the constants of loads inside of sectors are fitted to."""
+    found = [(row, every) for row, every in planned(GRADIENTS) if row.layout == layout]
+    assert len(found) == products
+    assert mean(row.us / min(other.us for other in every) - 1 for row, every in found) < behind
+    assert geometric_mean(row.torch_us / row.us for row, _ in found) > 1.1

@@ -3,7 +3,7 @@
 Of few rows nearly all that is read is the operand of the long side, as in `plan_few`, so that SMs which share a pair
 count; of more, what CTAs ask the L2 for, alone or together. Fitted to 1,170 products on one H200, 2026-11-29, and held
 against others, results/h200/tiles_short.csv and tiles_small.csv; what columns inside of lines and rows that break
-sectors cost to 79 gradients of layers, 2026-11-30; docs/hopper-gemm-tried.md. Pure.
+sectors cost to 79 gradients of layers, 2026-11-30, tiles_gradients.csv; docs/hopper-gemm-tried.md. Pure.
 """
 
 from __future__ import annotations
