@@ -55,7 +55,8 @@ class FusedConfig(Transform3dConfig):
     def shared_bytes(self, problem: Transform3dProblem) -> int:
         """Dynamic shared memory of one CTA: tensors, matrices padded to tiles of 8, a barrier."""
         padded = -(-problem.k // 8) * 8
-        tensors = -(-self.group * problem.k**3 // self.cluster * problem.element_bytes // 16) * 16
+        planes = -(-problem.k // self.cluster)
+        tensors = -(-self.group * planes * problem.k**2 * problem.element_bytes // 16) * 16
         return tensors + (1 if problem.same_matrix else 3) * padded * (padded + 2) * 8 + 8
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
@@ -68,13 +69,14 @@ class FusedConfig(Transform3dConfig):
             return "a complex tensor must start at a multiple of its element's size"
         if self.bulk and not problem.vector_aligned:
             return "bulk copies need an even K, or planes of whole 16 bytes, and tensors at multiples of 16 bytes"
-        if self.cluster > 1 and (self.group != 1 or problem.k % self.cluster != 0 or self.cluster > _MAX_CLUSTER):
-            return (
-                f"a cluster of at most {_MAX_CLUSTER} CTAs shares the K={problem.k} planes of one tensor evenly, "
-                f"got cluster={self.cluster} and group={self.group}"
-            )
         if min(self.group, self.cluster, self.warps, self.ctas_per_sm, self.unroll) < 1:
             return "group, cluster, warps, ctas_per_sm and unroll must be at least 1"
+        last = problem.k - (self.cluster - 1) * -(-problem.k // self.cluster)  # planes of the last CTA
+        if self.cluster > 1 and (self.group != 1 or last < 1 or self.cluster > _MAX_CLUSTER):
+            return (
+                f"a cluster of at most {_MAX_CLUSTER} CTAs shares the K={problem.k} planes of one tensor, each has "
+                f"some, got cluster={self.cluster} and group={self.group}"
+            )
         if self.warps > _MAX_WARPS:
             return f"a CTA has at most {_MAX_WARPS} warps, got {self.warps}"
         what = f"{self.group} tensors of K={problem.k} over {self.cluster} CTAs"

@@ -8,8 +8,8 @@
 //   B  along a: D3 = T0^T D2, stored to global memory in whole 32-byte sectors.
 // The contraction goes in steps of 4, so K = 20 costs 20, not 32.
 //
-// CLUSTER > 1: that many CTAs hold one tensor, K / CLUSTER planes each; phase A is as before, in phase B each takes its
-// share of the columns and reads the planes of the others through distributed shared memory.
+// CLUSTER > 1: that many CTAs hold one tensor, K / CLUSTER planes each, the last one those that are left; phase A is as
+// before, in phase B each takes its share of the columns and reads the others' planes through distributed shared memory.
 //
 // Compile-time constants: K, GROUP, CLUSTER, WARPS, CTAS_PER_SM, BULK (1: bulk copies, which need 16-byte alignment;
 // 0: plain loads), MATRIX_IN_REGISTERS (in phase A), UNROLL (of phase B), SAME_MATRIX, ACCUMULATE, VALUE (double or
@@ -24,7 +24,7 @@
 #define PADDED (8 * TILES)
 #define T_STRIDE (PADDED + 2)                    // = 2 mod 8: few bank conflicts when fragments are read
 #define SPREAD_B (K % 4 == 2 && K < 16)          // order of b that spares bank conflicts at small K
-#define PLANES (K / CLUSTER)                      // planes of one tensor in this CTA
+#define PLANES ((K + CLUSTER - 1) / CLUSTER)      // planes of one tensor in a CTA; the last one may have fewer
 #define COLUMN_TILES ((GROUP * K2 + 8 * CLUSTER - 1) / (8 * CLUSTER))
 #define VECTORS (K % 2 == 0 && BULK)             // pairs along c are aligned
 #define X_BYTES ((GROUP * PLANES * K2 * PARTS * (int)sizeof(VALUE) + 15) / 16 * 16)
@@ -259,18 +259,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   const int rank = CLUSTER == 1 ? 0 : blockIdx.x % CLUSTER;
   const i64 base = (i64)(blockIdx.x / CLUSTER) * GROUP;
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
+  const int planes = K % CLUSTER == 0 ? PLANES : min(PLANES, K - rank * PLANES);
   const VALUE* src = x + base * stride_x + rank * PLANES * K2 * PARTS;
 
   if (BULK && threadIdx.x == 0) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(loaded));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded), "r"(count * PLANES * K2 * PARTS * (int)sizeof(VALUE))
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded), "r"(count * planes * K2 * PARTS * (int)sizeof(VALUE))
                  : "memory");
   }
-  follow_kernels_ahead(src, count, PLANES * K2 * PARTS, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
+  follow_kernels_ahead(src, count, planes * K2 * PARTS, stride_x, matrix, stride_axis, stride_k, stride_n, resident);
   if (BULK && threadIdx.x == 0) {
     const bool dense = side_by_side(stride_x, K3 * PARTS);
-    const u32 bytes = (dense ? count : 1) * PLANES * K2 * PARTS * sizeof(VALUE);
+    const u32 bytes = (dense ? count : 1) * planes * K2 * PARTS * sizeof(VALUE);
 #pragma unroll 1
     for (int i = 0; i < (dense ? 1 : count); ++i)
       asm volatile(
@@ -280,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
           : "memory");
   }
   if (!BULK) {
-    for (int i = threadIdx.x; i < count * PLANES * K2 * PARTS; i += WARPS * 32)
+    for (int i = threadIdx.x; i < count * planes * K2 * PARTS; i += WARPS * 32)
       tensors[i] = src[i / (K3 * PARTS) * stride_x + i % (K3 * PARTS)];
   }
   for (int i = threadIdx.x; i < MATRICES * PADDED * PADDED; i += WARPS * 32) {
@@ -302,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
           "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
               loaded)
           : "memory");
-    for (int i = warp; i < GROUP * PLANES * PARTS; i += WARPS) {
+    for (int i = warp; i < GROUP * planes * PARTS; i += WARPS) {
       const int p = i / PARTS, part = i % PARTS;
       if (GROUP == 1 || p < count * K)
         transform_plane(tensors + p * K2 * PARTS + part, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
