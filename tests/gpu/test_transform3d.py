@@ -122,6 +122,23 @@ def test_batches(k, count):
     assert torch.equal(out, torch.stack([transform3d(one, t) for one in x]) if count else out), "batch invariance"
 
 
+@pytest.mark.parametrize("k", [11, *range(13, 49)])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
+def test_clusters_of_few_tensors_give_the_bits_of_many(k, dtype):
+    part = "fp64" if dtype in ("fp64", "complex128") else "fp32"
+    x = random(100, k, k, k, 2 if "complex" in dtype else 1, dtype=part)
+    x = torch.view_as_complex(x) if "complex" in dtype else x[..., 0]
+    for t in (random(k, k, dtype=part, seed=1), random(3, k, k, dtype=part, seed=1)):
+        many, added = transform3d(x, t), x.clone()
+        transform3d(x, t, out=added, accumulate=True)
+        for first, count in ((0, 1), (1, 15), (0, 30), (1, 60)):
+            few = slice(first, first + count)
+            assert torch.equal(transform3d(x[few], t), many[few]), (first, count)
+            out = x[few].clone()
+            transform3d(x[few], t, out=out, accumulate=True)
+            assert torch.equal(out, added[few]), (first, count)
+
+
 @pytest.mark.parametrize("k", [8, 10, 20])
 def test_strides_and_alignment(k):
     t = random(k, k, seed=1)

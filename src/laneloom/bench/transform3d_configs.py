@@ -5,14 +5,17 @@
 config: of orders of every dtype, from a few tensors to many, each checked against the plan's result, all interleaved
 with a copy of the same bytes. `tests/cpu/test_transform3d_plan.py` holds the plan against the file. Rows of one batch
 that have another copy's time are another run's, on another GPU of the kind: the shares of the copy's speed compare.
+
+`--few --out results/h200/transform3d_few.csv` measures batches of fewer tensors than the GPU has SMs by clusters, whose
+CTAs hold a tensor together, beside what more tensors take.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +24,9 @@ import torch
 from ..errors import CompileError, LaneloomError
 from ..gpu import get_gpu
 from ..ops.target import active_gpu
-from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, parse_config, plan
+from ..ops.transform3d import FusedConfig, Transform3dConfig, Transform3dProblem, execute, parse_config, plan
 from ..ops.transform3d.hopper import compile_on_hopper
-from ..ops.transform3d.plan_hopper import flat_configs, fused_configs
+from ..ops.transform3d.plan_hopper import IN_REGISTERS_UP_TO, MANY, flat_configs, fused_configs
 from .matmul_tiles import read_rows, write
 from .timing import Launch, count_sets, interleave
 from .transform3d import DTYPES, copy_tensors
@@ -34,6 +37,13 @@ ORDERS = {
     "complex128": (3, 4, 6, 7, 8, 9, 10, 11, 12, 14, 18),
     "complex64": (8, 13, 16, 20, 24),
 }
+ORDERS_OF_FEW = {
+    "fp64": (12, 13, 14, 15, 16, 17, 18, 20, 21, 24, 25, 27, 28, 30, 31, 32, 37, 40, 41, 48),
+    "fp32": (13, 16, 20, 24, 27, 30, 32, 40),
+    "complex128": (8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 31),
+    "complex64": (13, 16, 20, 29),
+}
+COUNTS_OF_FEW = (1, 15, 30, 50, 66)
 COUNTS = (30, 100, 256, 512, 1000, 2048, 4096, 8192, 30000)
 MOST_BYTES = 1 << 29  #: read and written; of each order one batch of so many as well
 L2_TIMES = 2.0  #: all input sets together, in sizes of the L2
@@ -68,6 +78,28 @@ def configs_of(problem: Transform3dProblem) -> list[Transform3dConfig]:
     return list(dict.fromkeys((chosen, *others)))
 
 
+def configs_of_few(problem: Transform3dProblem) -> list[Transform3dConfig]:
+    """The plan's, that of many tensors, and clusters."""
+    of_many = plan(replace(problem, count=MANY), HOPPER)
+    found = [plan(problem, HOPPER), of_many]
+    for cluster in range(2, 9):
+        if -(-problem.k // cluster) == -(-problem.k // (cluster - 1)):
+            continue  # no CTA has fewer planes
+        for warps in (4, 8):
+            config = FusedConfig(
+                cluster=cluster, warps=warps, bulk=problem.vector_aligned, unroll=1, as_flat=of_many.schedule == "flat",
+                matrix_in_registers=problem.k <= IN_REGISTERS_UP_TO,
+            )  # fmt: skip
+            found.append(config)
+    return [config for config in dict.fromkeys(found) if config.why_invalid(problem, HOPPER) is None]
+
+
+def few_problems() -> Iterator[Transform3dProblem]:
+    """Batches of fewer tensors than SMs."""
+    for dtype, orders in ORDERS_OF_FEW.items():
+        yield from (Transform3dProblem(k, count, dtype) for k in orders for count in COUNTS_OF_FEW)
+
+
 def problems() -> Iterator[Transform3dProblem]:
     """Every batch that is not too large, of even numbers of tensors, whose bytes a copy can move as doubles."""
     for dtype, orders in ORDERS.items():
@@ -87,15 +119,15 @@ def _compile(job: tuple[int, str, str]) -> str | None:
     return None
 
 
-def compile_ahead(batches: Sequence[Transform3dProblem], jobs: int) -> set[str]:
+def compile_ahead(batches: Mapping[Transform3dProblem, Sequence[Transform3dConfig]], jobs: int) -> set[str]:
     """Compile every config in so many processes; those that do not compile."""
-    texts = {(p.k, p.dtype, config.text): None for p in batches for config in configs_of(p)}
+    texts = {(p.k, p.dtype, config.text): None for p, configs in batches.items() for config in configs}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         return {text for text in pool.map(_compile, texts, chunksize=4) if text}
 
 
-def measure(problem: Transform3dProblem, left_out: set[str]) -> list[Row]:
-    """A row of every config, the copy's time beside it. Raises LaneloomError where one differs from the plan's."""
+def measure(problem: Transform3dProblem, configs: Sequence[Transform3dConfig], left_out: set[str]) -> list[Row]:
+    """A row of every config, the plan's first, the copy's time beside it. Raises LaneloomError where results differ."""
     k, count, dtype, gpu = problem.k, problem.count, problem.dtype, active_gpu()
     sets = count_sets(problem.bytes, factor=L2_TIMES)
     xs = [torch.randn((count, k, k, k), dtype=DTYPES[dtype], device="cuda") for _ in range(sets)]
@@ -107,7 +139,6 @@ def measure(problem: Transform3dProblem, left_out: set[str]) -> list[Row]:
 
     launches: dict[str, Launch] = {"copy": lambda i: copy_tensors(xs[i], outs[i])}
     first: torch.Tensor | None = None
-    configs = configs_of(problem)
     for config in configs:
         if f"{dtype} {k} {config.text}" in left_out:
             continue
@@ -137,11 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--least-mb", type=int, default=0, help="leave out batches that move less")
+    parser.add_argument("--few", action="store_true", help="batches of fewer tensors than SMs, by clusters")
     chosen = parser.parse_args(arguments)
-    batches = [problem for problem in problems() if problem.bytes >= chosen.least_mb * 10**6]
+    of, every = (configs_of_few, few_problems()) if chosen.few else (configs_of, problems())
+    batches = {problem: of(problem) for problem in every if problem.bytes >= chosen.least_mb * 10**6}
     left_out, rows = compile_ahead(batches, chosen.jobs), list[Row]()
-    for problem in batches:
-        found = measure(problem, left_out)
+    for problem, configs in batches.items():
+        found = measure(problem, configs, left_out)
         rows += found
         write(chosen.out, rows)
         best, planned = min(found, key=lambda row: row.us), found[0]

@@ -43,8 +43,8 @@ def transform3d(
         no part in autograd.
     transpose: T[a', a] in place of T[a, a'], never conjugated, which inverts the transform of an orthogonal T.
     accumulate: add R to what `out` holds.
-    config: what runs, a config or its text; by default `plan` chooses: one kernel on Hopper (K up to 30, 32, most K up
-        to 48), three passes elsewhere and for a complex matrix; on AMD K may be up to 64.
+    config: what runs, a config or its text; by default `plan` chooses: one kernel on Hopper (K up to
+        48, of complex128 47), three passes elsewhere and for a complex matrix; on AMD K may be up to 64.
 
     float64 is computed in float64. On Hopper float32 is computed in FP32 for K up to 7, 9 to 12, 15 and 18, for others
     in float64, rounded after each contraction (K = 16 and from 32 on after the second and the third). A complex tensor

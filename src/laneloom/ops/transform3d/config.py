@@ -51,6 +51,7 @@ class FusedConfig(Transform3dConfig):
     bulk: bool = True  #: bulk copies in; else plain loads, for any K and alignment
     matrix_in_registers: bool = True  #: in phase A; else it is read from shared memory at each use
     unroll: int = 2  #: column tiles of phase B that a warp has in flight
+    as_flat: bool = False  #: the bits that `flat` gives: sums in its order, rounded where it rounds
 
     def shared_bytes(self, problem: Transform3dProblem) -> int:
         """Dynamic shared memory of one CTA: tensors, matrices padded to tiles of 8, a barrier."""
@@ -275,22 +276,27 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
         return
     from .config_flat import comes_first
     from .config_fma import fma_config
-    from .plan_hopper import FUSED_UP_TO, flat_config, fused_config
+    from .plan_hopper import FUSED_UP_TO, few_config, flat_config, fused_config
 
     fma = fma_config(problem, gpu)
     if fma is not None:
         yield fma, f"FP32 multiply-adds without padding, each tensor read and written once ({_how(fma.bulk)})"
     flat = flat_config(problem, gpu) if comes_first(problem) else None
+    knobs = _knobs(problem)
+    copies = (True, False) if problem.k <= _MAX_FUSED_K else ()
+    for bulk in copies:
+        few = few_config(problem, gpu, bulk, knobs.get("unroll", FusedConfig.unroll), as_flat=flat is not None)
+        if few is not None:
+            yield few, f"CTAs of a cluster hold a tensor together, since there are few ({_how(bulk)})"
     if flat is not None:
         how = _how(flat.bulk)
         yield flat, f"each contraction one product of all lines, each tensor read and written once ({how})"
-    knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
     first_cluster = knobs.pop("cluster", 1)
     two_matrices_fit = 12
     if not problem.same_matrix and problem.k > two_matrices_fit:
         knobs["matrix_in_registers"] = False
-    for bulk in (True, False) if problem.k <= _MAX_FUSED_K else ():
+    for bulk in copies:
         reason = f"one fused kernel reads and writes each tensor once ({_how(bulk)})"
         small = fused_config(problem, gpu, bulk) if problem.k <= FUSED_UP_TO else None
         if small is not None:

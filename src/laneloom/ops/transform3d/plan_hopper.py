@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import gcd
+from math import ceil, gcd
 from typing import Any
 
 from ...gpu import Gpu
@@ -53,6 +53,9 @@ _OF_LARGE: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
     "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 4, 4), 20: (1, 6, 2)},
 }  # fmt: skip
 MANY, LARGE = 1000, 150_000_000
+#: CTAs of a cluster that hold a tensor of so many bytes, in FP64, or more -> clusters that the GPU has room for
+_CLUSTERS_OF_FEW = {8: (20_000, 15), 4: (20_000, 30), 2: (54_000, 66)}
+IN_REGISTERS_UP_TO = 16  #: K whose matrix they have in registers
 FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs are measured ones
 
 
@@ -137,6 +140,22 @@ def _fused(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | N
 @lru_cache(maxsize=4096)
 def _flat(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
     return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
+
+
+def few_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool, unroll: int, as_flat: bool) -> FusedConfig | None:
+    """Of fewer tensors than SMs: CTAs of a cluster hold one together, as many as the GPU has room for at once."""
+    tensor = 8 * problem.k**3 * problem.parts
+    most = next((c for c, (least, fit) in _CLUSTERS_OF_FEW.items() if tensor >= least and problem.count <= fit), None)
+    if most is None:
+        return None
+    return FusedConfig(
+        cluster=ceil(problem.k / ceil(problem.k / most)),
+        warps=4 if problem.dtype == "complex128" and most < max(_CLUSTERS_OF_FEW) else 8,
+        bulk=bulk,
+        matrix_in_registers=problem.k <= (IN_REGISTERS_UP_TO if problem.same_matrix else FUSED_UP_TO),
+        unroll=unroll,
+        as_flat=as_flat,
+    )
 
 
 def fused_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:

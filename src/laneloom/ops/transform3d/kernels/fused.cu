@@ -12,9 +12,10 @@
 // before, in phase B each takes its share of the columns and reads the others' planes through distributed shared memory.
 //
 // Compile-time constants: K, GROUP, CLUSTER, WARPS, CTAS_PER_SM, BULK (1: bulk copies, which need 16-byte alignment;
-// 0: plain loads), MATRIX_IN_REGISTERS (in phase A), UNROLL (of phase B), SAME_MATRIX, ACCUMULATE, VALUE (double or
-// float: float is rounded after the second and the third contraction, everything between is double), PARTS (1 real, 2
-// complex: real and imaginary part lie side by side and are two tensors to the real matrix; strides count VALUEs).
+// 0: plain loads), MATRIX_IN_REGISTERS (in phase A), UNROLL (of phase B), AS_FLAT (1: sums in the order of flat.cu, and
+// rounded where it rounds, so that results are the same bits), SAME_MATRIX, ACCUMULATE, VALUE (double or float: float is
+// rounded after the second and the third contraction, everything between is double), PARTS (1 real, 2 complex: real and
+// imaginary part lie side by side and are two tensors to the real matrix; strides count VALUEs).
 
 #define K2 (K * K)
 #define K3 (K * K * K)
@@ -23,7 +24,8 @@
 #define STEPS (2 * TILES - (HALF_TAIL ? 1 : 0))  // contraction steps of 4
 #define PADDED (8 * TILES)
 #define T_STRIDE (PADDED + 2)                    // = 2 mod 8: few bank conflicts when fragments are read
-#define SPREAD_B (K % 4 == 2 && K < 16)          // order of b that spares bank conflicts at small K
+#define SPREAD_B (K % 4 == 2 && K < 16 && !AS_FLAT)  // order of b that spares bank conflicts at small K
+#define ORDER_A (AS_FLAT ? PAIRED : SPREAD)      // of a, likewise
 #define PLANES ((K + CLUSTER - 1) / CLUSTER)      // planes of one tensor in a CTA; the last one may have fewer
 #define COLUMN_TILES ((GROUP * K2 + 8 * CLUSTER - 1) / (8 * CLUSTER))
 #define VECTORS (K % 2 == 0 && BULK)             // pairs along c are aligned
@@ -168,7 +170,7 @@ __device__ __forceinline__ void transform_plane(VALUE* x, int a_index, const Mat
     for (int s = 0; s < STEPS; ++s) {
       double a[TILES];
 #pragma unroll
-      for (int m = 0; m < TILES; ++m) a[m] = d1[s / 2][m][s % 2];
+      for (int m = 0; m < TILES; ++m) a[m] = AS_FLAT ? (double)(VALUE)d1[s / 2][m][s % 2] : d1[s / 2][m][s % 2];
       mma(d2, a, tb(s, u));
     }
 #pragma unroll
@@ -185,7 +187,7 @@ __device__ __forceinline__ void transform_plane(VALUE* x, int a_index, const Mat
 
 // Phase B for 8 columns (tensor, b', c'): contraction over a, stored to `out` (the group's first tensor).
 __device__ __forceinline__ void transform_columns(const VALUE* tensors, VALUE* out, i64 stride_out, int tile, int columns,
-                                                  const InRegisters<SPREAD>& ta, int g, int j) {
+                                                  const InRegisters<ORDER_A>& ta, int g, int j) {
   int f = 8 * tile + g;
   f = f < columns ? f : 0;
   const VALUE* tensor = tensors + (GROUP == 1 ? 0 : f / K2 * K3 * PARTS);
@@ -200,7 +202,7 @@ __device__ __forceinline__ void transform_columns(const VALUE* tensors, VALUE* o
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
       d3[r][m][0] = d3[r][m][1] = 0.0;
-#if ACCUMULATE
+#if ACCUMULATE && !AS_FLAT
       int a = 8 * m + g;
       if (a < K && pair < columns) d3[r][m][0] = (double)q0[PARTS * a * K2 + r];
       if (a < K && pair + 1 < columns) d3[r][m][1] = (double)q1[PARTS * a * K2 + r];
@@ -208,7 +210,7 @@ __device__ __forceinline__ void transform_columns(const VALUE* tensors, VALUE* o
     }
 #pragma unroll
   for (int s = 0; s < STEPS; ++s) {
-    int a = spread(s, j);
+    int a = contraction<ORDER_A>(s, j);
     bool ok = K % 4 == 0 || a < K;
     if (!ok) a = 0;
     const VALUE* plane =
@@ -227,6 +229,13 @@ __device__ __forceinline__ void transform_columns(const VALUE* tensors, VALUE* o
   for (int m = 0; m < TILES; ++m) {
     int a = 8 * m + g;
     if (K % 8 != 0 && a >= K) continue;
+#if ACCUMULATE && AS_FLAT
+#pragma unroll
+    for (int r = 0; r < PARTS; ++r) {
+      if (pair < columns) d3[r][m][0] += (double)q0[PARTS * a * K2 + r];
+      if (pair + 1 < columns) d3[r][m][1] += (double)q1[PARTS * a * K2 + r];
+    }
+#endif
     if (PARTS == 2) {
       if (pair < columns) store_pair(q0 + PARTS * a * K2, (VALUE)d3[0][m][0], (VALUE)d3[PARTS - 1][m][0]);
       if (pair + 1 < columns) store_pair(q1 + PARTS * a * K2, (VALUE)d3[0][m][1], (VALUE)d3[PARTS - 1][m][1]);
@@ -309,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
         transform_plane(tensors + p * K2 * PARTS + part, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
     }
   }
-  const InRegisters<SPREAD> ta(t, g, j);
+  const InRegisters<ORDER_A> ta(t, g, j);
   // Every plane is transformed, in all CTAs of the cluster.
   if (CLUSTER == 1) {
     __syncthreads();
