@@ -43,7 +43,7 @@ ORDERS_OF_FEW = {
     "complex128": (8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 31),
     "complex64": (13, 16, 20, 29),
 }
-COUNTS_OF_FEW = (1, 15, 30, 50, 66)
+COUNTS_OF_FEW = (2, 14, 30, 50, 66)  #: even, as a copy of doubles wants them
 COUNTS = (30, 100, 256, 512, 1000, 2048, 4096, 8192, 30000)
 MOST_BYTES = 1 << 29  #: read and written; of each order one batch of so many as well
 L2_TIMES = 2.0  #: all input sets together, in sizes of the L2
