@@ -20,7 +20,7 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda:
 
 Key = tuple[Any, ...]
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype))
+_OPTIONS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.Size))
 
 
 def key_of(args: Sequence[Any]) -> Key | None:

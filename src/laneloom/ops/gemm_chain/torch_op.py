@@ -10,6 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
+from ..matmul.saved import layout_of
 from ..matmul.torch_op import gradient_step, of_batch, summing_step
 from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
 from ..target import gpu_for_tensor
@@ -141,11 +142,11 @@ def _make_gradients(
     if prepared and wanted[0]:
         chain = chain_operator.prepared(g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
     step_dp, step_b0 = (
-        (summing_step(prepared, g, b1.mT, shape_dp, alpha1), gradient_step(prepared, a0.mT, p, b0, alpha0))
+        (summing_step(prepared, g, b1.mT, shape_dp, alpha1), gradient_step(prepared, a0.mT, p, layout_of(b0), alpha0))
         if wanted[1] else (None, None)
     )
     step_p, step_b1 = (
-        (summing_step(prepared, a0, b0, shape_p, alpha0), gradient_step(prepared, p.mT, g, b1, alpha1))
+        (summing_step(prepared, a0, b0, shape_p, alpha0), gradient_step(prepared, p.mT, g, layout_of(b1), alpha1))
         if wanted[2] else (None, None)
     )
 

@@ -21,11 +21,11 @@ from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
 from .gemm import OPERANDS, check_block_dtypes, check_shapes, check_term, have_blocks, needs_copy
+from .saved import check_differentiable, layout_of, save_operands
 from .torch_op import (
     arithmetic_of,
     arithmetic_words,
     check,
-    check_differentiable,
     dtype_name,
     gradient_step,
     known_name,
@@ -239,8 +239,15 @@ def _gemm_out_fake(
 
 def _remember(ctx, inputs, output) -> None:
     a, b, c, bias, alpha, beta, activation, _, config, scale_a, scale_b, precision, acc_dtype, _ = inputs
-    ctx.options = alpha, beta, activation, config, precision, acc_dtype
-    ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if activation == "relu" else None)
+    _, _, of_c, of_bias, *_ = *ctx.needs_input_grad, False, False
+    lies_c = (c.shape, c.dtype) if of_c else (None, None)
+    ctx.options = alpha, beta, activation, config, precision, acc_dtype, *lies_c, bias.dtype if of_bias else None
+    if activation in (None, "relu"):
+        others = None, None, scale_a, scale_b, None if activation is None else output
+        ctx.options += save_operands(ctx, a, b, *others)
+    else:  # whose slope is that of the sum before it, which is computed again
+        ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, None)
+        ctx.options += a.dtype, None, False
 
 
 def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str | None) -> torch.Tensor:
@@ -258,17 +265,18 @@ def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str | None) ->
 
 def _make_gradients(
     prepared, grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta, activation, config, precision, acc_dtype,
-    *wanted,
+    shape_c, dtype_c, dtype_bias, dtype, shape, turned, *wanted,
 ) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
     """With G = grad * activation'(z), S = scale_a G scale_b: what gives dA = alpha S B^T, dB = alpha A^T S,
     dC = beta G, dbias = sum of G's rows, those that are wanted.
 
-    S enters the products rounded to a's dtype, and the sums in FP32, or FP64 for operands in that.
+    S enters the products rounded to a's dtype, and the sums in FP32, or FP64 for operands in that. shape_c, dtype_c,
+    dtype_bias: of those that have gradients. shape, turned: as for `matmul`.
     """
     needs_s = wanted[0] or wanted[1]
     if needs_s:
-        check_differentiable(a)
-    dtype, how = a.dtype, (precision, acc_dtype)
+        check_differentiable(dtype)
+    how = precision, acc_dtype
     wide = torch.float32 if dtype.itemsize == 1 else torch.promote_types(dtype, torch.float32)
     repeats = activation is not None and output is None
     again = gemm_operator
@@ -288,19 +296,20 @@ def _make_gradients(
         return grad, scaled if scaled.dtype == dtype else scaled.to(dtype)
 
     s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)[1] if prepared and needs_s else grad
-    step_a = gradient_step(prepared, s, b.mT, a, alpha, how) if wanted[0] else None
-    step_b = gradient_step(prepared, a.mT, s, b, alpha, how) if wanted[1] else None
+    lies_a, lies_b = ((shape, turned) if x is None else layout_of(x) for x in (a, b))
+    step_a = gradient_step(prepared, s, b.mT, lies_a, alpha, how) if wanted[0] else None
+    step_b = gradient_step(prepared, a.mT, s, lies_b, alpha, how) if wanted[1] else None
 
     def run(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta, *_) -> tuple[Any, ...]:
         g, s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)
         grad_a = None if step_a is None else step_a(s, b.mT, alpha)
         grad_b = None if step_b is None else step_b(a.mT, s, alpha)
         grad_c = grad_bias = None
-        if c is not None and wanted[2]:
-            grad_c = (beta * g.to(wide)).sum_to_size(c.shape).to(c.dtype)
-        if bias is not None and wanted[3]:
-            alike = g.dtype == bias.dtype  # torch sums 16 bits in FP32 and rounds once, too
-            grad_bias = g.sum(tuple(range(g.dim() - 1)), dtype=None if alike else wide).to(bias.dtype)
+        if dtype_c is not None:
+            grad_c = (beta * g.to(wide)).sum_to_size(shape_c).to(dtype_c)
+        if dtype_bias is not None:
+            alike = g.dtype == dtype_bias  # torch sums 16 bits in FP32 and rounds once, too
+            grad_bias = g.sum(tuple(range(g.dim() - 1)), dtype=None if alike else wide).to(dtype_bias)
         return grad_a, grad_b, grad_c, grad_bias
 
     return run
@@ -316,7 +325,7 @@ _differentiate = Composed(_make_gradients, _gradients_key_of)
 
 
 def _gradients(ctx, grad):
-    gradients = _differentiate(grad, *ctx.saved_tensors, *ctx.options, *ctx.needs_input_grad[:4])
+    gradients = _differentiate(grad, *ctx.saved_tensors, *ctx.options, *ctx.needs_input_grad[:2])
     return *gradients, None, None, None, None, None, None, None, None, None, None
 
 

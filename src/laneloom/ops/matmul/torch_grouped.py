@@ -17,7 +17,8 @@ from ..warm import WarmCalls, maker_of
 from . import grouped
 from .config import MatmulConfig
 from .presets import named_config
-from .torch_op import check_differentiable, is_turned, operand_dtypes, output_dtype
+from .saved import check_differentiable, is_turned, save_operands
+from .torch_op import operand_dtypes, output_dtype
 
 
 def _prepare(
@@ -87,28 +88,29 @@ def _remember(ctx, inputs, output) -> None:
     a, b, ends, _, scale_a, *_ = inputs
     if scale_a is not None:
         raise UnsupportedError("scale_a: products with scales have no gradients, use .detach()")
-    ctx.save_for_backward(a, b, ends)
+    ctx.how = *save_operands(ctx, a, b, ends), b.dim() == 3
 
 
-def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[..., tuple[Any, Any]]:
+def _make_gradients(
+    prepared, grad, a, b, ends, wanted_a, wanted_b, a_dtype, shape, turned, rows
+) -> Callable[..., tuple[Any, Any]]:  # fmt: skip
     """What gives dA and dB, in a's dtype, to which dC is rounded first. Rows of no group get zeros. dB lies as b does,
-    or autograd copies it.
+    or autograd copies it. shape, turned: as for `matmul`; rows: whether these are in groups, not K.
 
     C[m] = A[m] B[g]: dA[m] = dC[m] B[g]^T, dB[g] = A[of g]^T dC[of g]. Of K in groups, C[g] = A[:, of g] B[of g]:
     dA^T[k] = B[k] dC[g]^T, dB[k] = A^T[k] dC[g].
     """
-    check_differentiable(a)
+    check_differentiable(a_dtype)
 
-    a_dtype, rows = a.dtype, b.dim() == 3
     like = grad.to(a_dtype)
-    turned = rows and is_turned(b)
+    turned = rows and (is_turned(b) if wanted_a and wanted_b else turned)
     of_a = of_b = None
     if wanted_a:
         of_a = grouped_step(prepared, *((like, b.mT) if rows else (b, like.mT)), ends, cleared=True)
     if wanted_b:
         of_b = grouped_step(prepared, *((like.mT, a) if turned else (a.mT, like)), ends, cleared=not rows)
 
-    def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+    def run(grad: torch.Tensor, a: Any, b: Any, ends: torch.Tensor, *_: Any) -> tuple[Any, Any]:
         grad = grad.to(a_dtype)
         grad_a = grad_b = None
         if of_a is not None:
@@ -135,7 +137,7 @@ _differentiate = Composed(_make_gradients)
 
 def _gradients(ctx, grad):
     wanted = ctx.needs_input_grad
-    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), *[None] * 7
+    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1], *ctx.how), *[None] * 7
 
 
 def _batched(call, info, in_dims, *args):

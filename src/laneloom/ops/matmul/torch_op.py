@@ -23,6 +23,7 @@ from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import IEEE, Arithmetic, check_arithmetic, check_pair, default_output
 from .presets import named_config
+from .saved import check_differentiable, layout_of, save_operands
 
 _NAMES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
@@ -219,17 +220,20 @@ def _matmul_fake(a, b, out_dtype=None, config=None, precision=None, acc_dtype=No
 
 
 def _remember(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.how = inputs[4:6]
+    ctx.how = (*save_operands(ctx, *inputs[:2]), *inputs[4:6])
 
 
-def _make_gradients(prepared, grad, a, b, wanted_a, wanted_b, *how) -> Callable[..., tuple[Any, Any]]:
-    """What gives dA = dC B^T and dB = A^T dC, summed over the axes along which the operand was broadcast."""
-    check_differentiable(a)
-    cast = None if grad.dtype == a.dtype else a.dtype
+def _make_gradients(
+    prepared, grad, a, b, wanted_a, wanted_b, dtype, shape, turned, *how
+) -> Callable[..., tuple[Any, Any]]:  # fmt: skip
+    """What gives dA = dC B^T and dB = A^T dC, summed over the axes along which the operand was broadcast. shape,
+    turned: where one operand has a gradient, its `layout_of`, as it is not there."""
+    check_differentiable(dtype)
+    cast = None if grad.dtype == dtype else dtype
     like = grad if cast is None or not prepared else grad.to(cast)
-    step_a = gradient_step(prepared, like, b.mT, a, how=how) if wanted_a else None
-    step_b = gradient_step(prepared, a.mT, like, b, how=how) if wanted_b else None
+    lies_a, lies_b = ((shape, turned) if x is None else layout_of(x) for x in (a, b))
+    step_a = gradient_step(prepared, like, b.mT, lies_a, how=how) if wanted_a else None
+    step_b = gradient_step(prepared, a.mT, like, lies_b, how=how) if wanted_b else None
 
     def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> tuple[Any, Any]:
         grad = grad if cast is None else grad.to(cast)
@@ -245,12 +249,6 @@ def _gradients(ctx, grad):
     a, b = ctx.saved_tensors
     wanted = ctx.needs_input_grad
     return *_differentiate(grad, a, b, wanted[0], wanted[1], *ctx.how), None, None, None, None, None
-
-
-def check_differentiable(a: torch.Tensor) -> None:
-    """Raise UnsupportedError for operands whose dtype is too coarse for a gradient."""
-    if a.dtype.itemsize == 1:
-        raise UnsupportedError(f"a: expected an operand without gradients, {a.dtype} would round them; use .detach()")
 
 
 def summed_product(
@@ -313,20 +311,16 @@ def _product_step(
     return lambda x, y, alpha: run(x, y, None, None, alpha, 0.0, None, None, None, None, None)
 
 
-def is_turned(x: torch.Tensor) -> bool:
-    """Whether x is the transpose of matrices whose rows lie side by side, as `linear`'s weight comes."""
-    return x.stride(-2) == 1 and x.stride(-1) != 1
-
-
 def gradient_step(
-    prepared: bool, x: torch.Tensor, y: torch.Tensor, operand: torch.Tensor, alpha: float = 1.0,
+    prepared: bool, x: torch.Tensor, y: torch.Tensor, operand: tuple[torch.Size, bool], alpha: float = 1.0,
     how: Sequence[str | None] = (None, None),
 ) -> Callable[..., torch.Tensor]:  # fmt: skip
-    """`summing_step` of the gradient of an operand, which lies as the operand does: one that lies otherwise autograd
-    copies into the parameter's."""
-    if not is_turned(operand):
-        return summing_step(prepared, x, y, operand.shape, alpha, how)
-    step = summing_step(prepared, y.mT, x.mT, operand.mT.shape, alpha, how)
+    """`summing_step` of the gradient of an operand, of which `layout_of` is given; it lies as the operand does: one
+    that lies otherwise autograd copies into the parameter's."""
+    shape, turned = operand
+    if not turned:
+        return summing_step(prepared, x, y, shape, alpha, how)
+    step = summing_step(prepared, y.mT, x.mT, torch.Size((*shape[:-2], shape[-1], shape[-2])), alpha, how)
     return lambda x, y, alpha=1.0: step(y.mT, x.mT, alpha).mT
 
 

@@ -144,34 +144,39 @@ def _out_fake(x, values, scales, zeros, bias, out, dtype, group=0, config=None, 
 
 
 def _remember(ctx, inputs, output) -> None:
-    x, values, scales, zeros, bias, ctx.dtype, ctx.group, *_, ends = inputs
-    ctx.save_for_backward(x, values, scales, zeros, bias, ends)
+    """x and the bias are not kept alive: no gradient needs more of them than shapes and dtypes."""
+    x, values, scales, zeros, bias, dtype, group, *_, ends = inputs
+    of_x, of_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[4]
+    ctx.options = dtype, group, x.dtype, x.shape if of_x else None, bias.dtype if of_bias else None
+    ctx.save_for_backward(values, scales, zeros, ends)
 
 
-def _make_gradients(prepared, grad, x, values, scales, zeros, bias, ends, dtype, group, *wanted) -> Callable[..., Any]:
+def _make_gradients(
+    prepared, grad, values, scales, zeros, ends, dtype, group, x_dtype, x_shape, bias_dtype
+) -> Callable[..., Any]:  # fmt: skip
     """What gives dX = dC W, summed over the axes along which x was broadcast, and dbias = the sum of dC's rows; of rows
     in groups each group's, and zeros in dX's rows of no group.
 
     dC and W enter the product rounded to x's dtype; rows are summed in FP32, of groups those of dC in x's dtype.
+    x_shape, bias_dtype: of those that have gradients.
     """
 
     def dequantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
         return QuantizedWeight(values, scales, dtype, group or None, zeros).dequantize(x_dtype)
 
-    x_dtype = x.dtype
     step = None
-    if wanted[0] and ends is None:
-        step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x.shape)
-    elif wanted[0]:
+    if x_shape is not None and ends is None:
+        step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x_shape)
+    elif x_shape is not None:
         step = grouped_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), ends, cleared=True)
 
-    def run(grad, x, values, scales, zeros, bias, ends, *_: Any) -> tuple[Any, Any]:
+    def run(grad, values, scales, zeros, ends, *_: Any) -> tuple[Any, Any]:
         grad_x = grad_bias = None
         if step is not None:
             operands = (grad.to(x_dtype), dequantized(values, scales, zeros))
             grad_x = step(*operands) if ends is None else step(*operands, ends)
-        if bias is not None and wanted[1]:
-            grad_bias = _sum_of_rows(grad, x_dtype, ends).to(bias.dtype)
+        if bias_dtype is not None:
+            grad_bias = _sum_of_rows(grad, x_dtype, ends).to(bias_dtype)
         return grad_x, grad_bias
 
     return run
@@ -189,8 +194,7 @@ _differentiate = Composed(_make_gradients)
 
 
 def _gradients(ctx, grad):
-    wanted = ctx.needs_input_grad
-    grad_x, grad_bias = _differentiate(grad, *ctx.saved_tensors, ctx.dtype, ctx.group, wanted[0], wanted[4])
+    grad_x, grad_bias = _differentiate(grad, *ctx.saved_tensors, *ctx.options)
     return grad_x, None, None, None, grad_bias, *[None] * 5
 
 
