@@ -178,11 +178,12 @@ def test_a_layer_under_two_names_stays_one():
 
 def test_hooks_stay_and_so_do_weights_that_hooks_compute():
     calls = []
-    few = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)).half()
+    few = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))).half()
     handle = few[0].register_forward_hook(lambda module, args, y: calls.append(type(module)))
     few[0].register_full_backward_hook(lambda module, grads, grad: calls.append(grad[0].shape))
     prune.l1_unstructured(few[1], "weight", 0.5)
     few[2].forward = lambda x: x
+    prune.l1_unstructured(few[3], "bias", 0.5)
     assert quantize_linears(few) == ["0"]
     with laneloom.emulated("gfx1151"):
         few(torch.randn(2, 32, dtype=torch.float16, requires_grad=True)).float().sum().backward()

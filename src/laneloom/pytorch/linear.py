@@ -139,9 +139,9 @@ def quantize_linears(
         loses most by rounding: `where=lambda name, layer: name != "lm_head"`.
 
     Subclasses of Linear stay, and so do the layers that nn.MultiheadAttention and nn.TransformerEncoderLayer hold, as
-    these read weights themselves, those whose weight a hook computes (weight_norm, pruning) and those whose forward was
-    replaced. A layer that is in several places stays one layer, and hooks stay on it. An embedding that shares a
-    layer's weight keeps it, tied no longer.
+    these read weights themselves, those whose weight or bias a hook computes (weight_norm, pruning) and those whose
+    forward was replaced. A layer that is in several places stays one layer, and hooks stay on it. An embedding that
+    shares a layer's weight keeps it, tied no longer.
 
     Raises ArgumentError, the model as it was, for one that is a layer itself and for a layer that cannot be (4 bits of
     an odd K, weights that are not finite), UnsupportedError for other dtypes.
@@ -172,8 +172,9 @@ def quantize_linears(
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Whether it is the product with a weight that is its own, and nothing else."""
-    return isinstance(layer.weight, nn.Parameter) and "forward" not in vars(layer)
+    """Whether it is the product with a weight and a bias that are its own, and nothing else."""
+    own = isinstance(layer.weight, nn.Parameter) and isinstance(layer.bias, nn.Parameter | None)
+    return own and "forward" not in vars(layer)
 
 
 def _take_hooks(layer: nn.Module, before: nn.Module) -> None:
