@@ -93,3 +93,16 @@ def test_other_options_compile_again():
         with laneloom.patched(always=always):
             product(X, W)
     assert graphs == [OURS, []]
+
+
+def test_options_of_attention_that_depend_on_sizes():
+    """Of which torch itself makes no graph: it stops, or breaks it, at a bool that is a symbol."""
+
+    def attend(q):
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=q.shape[2] > 4)
+
+    with laneloom.patched(always=True):
+        attend_compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
+        for n in (7, 6, 4, 3):
+            q = torch.randn(1, 2, n, 16, dtype=torch.float16)
+            torch.testing.assert_close(attend_compiled(q), attend(q))

@@ -92,7 +92,9 @@ def _attention_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], str | None
         refusal = "a scale that is no number or too large"
     elif scale is not None:
         scale = float(scale)
-    return (q, k, v, bool(causal), scale, bool(grouped)), refusal
+    # Branches, not bool(): of a symbol, as `q.shape[2] > 1` is to a compiler, they make a constant.
+    causal, grouped = True if causal else False, True if grouped else False  # noqa: SIM210
+    return (q, k, v, causal, scale, grouped), refusal
 
 
 def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
