@@ -10,7 +10,8 @@ from ...errors import UnsupportedError
 def save_operands(ctx, a, b, *others) -> tuple[torch.dtype, torch.Size | None, bool]:
     """Save of two operands those that the other's gradient needs, and what else there is; a's dtype, and where one
     is not saved how the other lies. As of torch's products what no gradient needs may change, and is not kept alive."""
-    of_a, of_b, *_ = ctx.needs_input_grad
+    wanted = ctx.needs_input_grad
+    of_a, of_b = wanted[0], wanted[1]
     ctx.save_for_backward(a if of_b else None, b if of_a else None, *others)
     return (a.dtype, None, False) if of_a == of_b else (a.dtype, *layout_of(a if of_a else b))
 

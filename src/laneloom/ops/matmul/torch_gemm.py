@@ -239,15 +239,16 @@ def _gemm_out_fake(
 
 def _remember(ctx, inputs, output) -> None:
     a, b, c, bias, alpha, beta, activation, _, config, scale_a, scale_b, precision, acc_dtype, _ = inputs
-    _, _, of_c, of_bias, *_ = *ctx.needs_input_grad, False, False
-    lies_c = (c.shape, c.dtype) if of_c else (None, None)
-    ctx.options = alpha, beta, activation, config, precision, acc_dtype, *lies_c, bias.dtype if of_bias else None
-    if activation in (None, "relu"):
-        others = None, None, scale_a, scale_b, None if activation is None else output
-        ctx.options += save_operands(ctx, a, b, *others)
+    wanted = ctx.needs_input_grad
+    shape_c, dtype_c = (c.shape, c.dtype) if c is not None and wanted[2] else (None, None)
+    dtype_bias = bias.dtype if bias is not None and wanted[3] else None
+    options = alpha, beta, activation, config, precision, acc_dtype, shape_c, dtype_c, dtype_bias
+    if activation is None or activation == "relu":
+        lies = save_operands(ctx, a, b, None, None, scale_a, scale_b, output if activation else None)
     else:  # whose slope is that of the sum before it, which is computed again
         ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, None)
-        ctx.options += a.dtype, None, False
+        lies = a.dtype, None, False
+    ctx.options = options + lies
 
 
 def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str | None) -> torch.Tensor:
