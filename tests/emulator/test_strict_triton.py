@@ -216,3 +216,27 @@ def test_workgroups_that_atomics_order_are_let_pass(gpu):
     with laneloom.emulated(gpu, strict=True):
         take_turns_kernel[(3,)](turn, out)
     assert out.item() == 2
+
+
+@triton.jit
+def joined(mean_a, m2_a, weight_a, mean_b, m2_b, weight_b):
+    delta, weight = mean_b - mean_a, weight_a + weight_b
+    return mean_a + delta * weight_b / weight, m2_a + m2_b + delta * delta * weight_a * weight_b / weight, weight
+
+
+@triton.jit
+def welford_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    mean, m2, _ = tl.reduce((x, tl.zeros_like(x), tl.full((BLOCK,), 1.0, tl.float32)), 0, joined)
+    tl.store(out_ptr, mean)
+    tl.store(out_ptr + 1, m2)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("gpu", [*GPUS, "gfx942"])
+def test_replicas_that_round_alike_wave_by_wave_are_no_race(gpu, seed):
+    """Eight waves hold 128 elements; the lanes of each, combined in other orders, store to one place of LDS."""
+    x, out = torch.randn(128, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    with laneloom.emulated(gpu, strict=True, seed=seed):
+        welford_kernel[(1,)](x, out, BLOCK=128, num_warps=8)
+    torch.testing.assert_close(out, torch.stack([x.mean(), x.var() * 127]))

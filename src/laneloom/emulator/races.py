@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .between_groups import overwritten
+from .lds_replicas import left_by_wave
 from .memory import GlobalMemory, LocalMemory, Region
 
 NOBODY = np.int64(0)  #: so that tags of what no wave touches take no memory
@@ -215,7 +216,7 @@ class _Tracked:
         read, earlier, collide, writers = self.tags.write(unit, mine, active)
         self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), True))
         earlier &= changed[..., None]
-        if earlier.any():
+        if earlier.any() and (self.shares_small_tensors or (earlier := left_by_wave(earlier, unit, active)).any()):
             self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
         if read.any() and self.shares_small_tensors:
@@ -380,9 +381,7 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
     meant = words if nbytes >= 4 else words & np.uint32((1 << 8 * nbytes) - 1)
     collide = memory.watch_store(offset, nbytes, plain.gather(memory, offset, nbytes) ^ meant)
     plain.scatter(memory, offset, words, nbytes, active)
-    # In LDS nobody asks about lanes of one wave: reductions leave a sum in several, not always rounded alike, and store
-    # it from each.
-    if collide is None and plain is LocalMemory:
+    if collide is None and plain is LocalMemory:  # lanes of one wave
         return
     lost = (differ := plain.gather(memory, offset, nbytes) ^ meant).any(axis=-1)
     if memory._active is not None:
@@ -394,6 +393,7 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
     memory._check_groups(writers, mine, unit, offset, differ, active)
     if collide is not None:
         bad |= lost[..., None] & collide
+        bad = bad if plain is GlobalMemory else left_by_wave(bad, unit, active)
     if plain is GlobalMemory:
         bad |= (lost & (writers == mine).all(axis=-1))[..., None]
     if bad.any():
