@@ -219,6 +219,24 @@ def test_workgroups_that_atomics_order_are_let_pass(gpu):
 
 
 @triton.jit
+def chain_kernel(word_ptr, x_ptr):
+    """Each program waits for the one before it: how many are through, and their sum, in one word."""
+    word = tl.load(word_ptr, volatile=True)
+    while word & 0xFF != tl.program_id(0):
+        word = tl.load(word_ptr, volatile=True)
+    tl.store(word_ptr, word + 1 + (tl.load(x_ptr + tl.program_id(0)) << 8))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("gpu", [*GPUS, "gfx90a", "gfx942"])
+def test_workgroups_that_a_polled_word_orders_are_let_pass(gpu, seed):
+    word, x = torch.zeros(1, dtype=torch.int64), torch.arange(6)
+    with laneloom.emulated(gpu, strict=True, seed=seed):
+        chain_kernel[(6,)](word, x, num_warps=1)
+    assert word.item() == 15 << 8 | 6
+
+
+@triton.jit
 def joined(mean_a, m2_a, weight_a, mean_b, m2_b, weight_b):
     delta, weight = mean_b - mean_a, weight_a + weight_b
     return mean_a + delta * weight_b / weight, m2_a + m2_b + delta * delta * weight_a * weight_b / weight, weight

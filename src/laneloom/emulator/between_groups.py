@@ -1,7 +1,8 @@
 """Stores of different workgroups to one place (strict mode).
 
 Which of two values stays is open where nothing orders the workgroups. What may order them are atomics, global wave
-sync, a cluster's barrier, and flags that are stored and polled, beside which LLVM writes caches back or empties them.
+sync, a cluster's barrier, and flags that are stored and polled. Those LLVM loads past the caches of a compute unit, and
+it writes caches back or empties them beside the ones that order other places too.
 Code without any of these has no order; all other code is let pass, since an order is not followed here.
 """
 
@@ -12,19 +13,29 @@ import re
 import numpy as np
 
 from ..isa.parse import Listing
+from .tested_loads import tested_loads
 
 _ORDERS = re.compile(r"(global|flat|buffer)_(atomic|wb|inv|gl1_inv)|ds_gws|s_(atomic|dcache_(inv|wb)|sendmsg_rtn)")
 #: Fences and barriers by which LLVM orders the waves of one workgroup alone (CDNA 3 and 4; RDNA 4 and CDNA 5).
 _WITHIN = re.compile(r"buffer_inv\b(?!.*\bsc1\b)|global_(inv|wb)\s.*\bSCOPE_(CU|SE)\b")
+#: Loads that see what other compute units have stored: volatile ones, and atomic ones.
+_PAST_CACHES = re.compile(r"(global|flat|buffer)_load.*\b(glc|sc1|SCOPE_DEV|SCOPE_SYS)\b")
 _CLUSTER = re.compile(r"s_barrier_(signal|wait)\w*\s+-[34]\b")
 
 
-def apart(listing: Listing) -> bool:
+def apart(listing: Listing, lanes: int) -> bool:
     """Whether nothing in the code could order accesses of two workgroups."""
+    code = listing.instructions
     return not any(
-        _CLUSTER.match(ins.text) or (_ORDERS.match(ins.name) and not _WITHIN.match(ins.text))
-        for ins in listing.instructions
-    )
+        _CLUSTER.match(ins.text) or (_ORDERS.match(ins.name) and not _WITHIN.match(ins.text)) for ins in code
+    ) and not any(_PAST_CACHES.match(ins.text) and _is_polled(listing, at, lanes) for at, ins in enumerate(code))
+
+
+def _is_polled(listing: Listing, at: int, lanes: int) -> bool:
+    """Whether the next branch behind a load depends on what it loads."""
+    rest = listing.instructions[at:]
+    end = next((n for n, ins in enumerate(rest) if ins.name.startswith(("s_cbranch", "s_branch", "s_endpgm"))), 0)
+    return 0 in tested_loads(rest[: end + 1], lanes, _PAST_CACHES)
 
 
 def overwritten(

@@ -346,10 +346,10 @@ def in_order(listing: Listing, major: int) -> bool:
     return major == 9 and not listing.directive("tg_split")
 
 
-def tracked_memory(regions: Sequence[Region], listing: Listing, major: int) -> TrackedGlobalMemory:
+def tracked_memory(regions: Sequence[Region], listing: Listing, major: int, lanes: int) -> TrackedGlobalMemory:
     """Global memory of a launch in strict mode."""
     unit = unit_bytes(listing, ("global_", "flat_", "buffer_"))
-    return TrackedGlobalMemory(regions, unit, in_order(listing, major), apart(listing))
+    return TrackedGlobalMemory(regions, unit, in_order(listing, major), apart(listing, lanes))
 
 
 def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> HazardError:

@@ -1,19 +1,23 @@
-"""Which loads from LDS a block's branch depends on: those with which a wave may wait for a barrier in LDS."""
+"""Which loads a block's branch depends on: those with which a wave may wait for others."""
 
 from __future__ import annotations
+
+import re
 
 from ..isa.parse import EXEC, VCC, Instruction
 from ..isa.registers import uses
 from .undefined import WRITES_SCC
 
+FROM_LDS = re.compile(r"ds_load")
 
-def tested_loads(body: list[Instruction], lanes: int) -> set[int]:
-    """Their places in a block; none where it does not end with a conditional branch."""
-    if (
-        not body
-        or not body[-1].name.startswith("s_cbranch_")
-        or not any(ins.name.startswith("ds_load") for ins in body)
-    ):
+
+def tested_loads(body: list[Instruction], lanes: int, loads: re.Pattern[str]) -> set[int]:
+    """Their places in a block; none where it does not end with a conditional branch.
+
+    loads: what to look for, by the whole text or with the name that the emulator has for it.
+    """
+    wanted = {k for k, ins in enumerate(body) if loads.match(ins.name) or loads.match(ins.text)}
+    if not wanted or not body[-1].name.startswith("s_cbranch_"):
         return set()
     pair = (1 << lanes // 32) - 1
     condition = body[-1].name.removeprefix("s_cbranch_")
@@ -25,7 +29,7 @@ def tested_loads(body: list[Instruction], lanes: int) -> set[int]:
         decides = scc and bool(WRITES_SCC.match(ins.name))
         if not (decides or used.writes_v & vectors or used.writes_s & scalars):
             continue
-        if ins.name.startswith("ds_load"):
+        if k in wanted:
             found.add(k)
         scc = scc and not decides
         vectors, scalars = vectors & ~used.writes_v | used.reads_v, scalars & ~used.writes_s | used.reads_s
