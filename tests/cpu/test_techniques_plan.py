@@ -26,8 +26,24 @@ def test_every_transpose_has_a_valid_plan(gpu, size, shape):
 
 
 def test_small_matrices_share_a_program():
-    config = transpose.plan(TransposeProblem.contiguous(16, 16, batch=10000), get_gpu("sm_90a"))
+    config = transpose.plan(TransposeProblem.contiguous(16, 16, batch=100000), get_gpu("sm_90a"))
     assert (config.block_b, config.block_r, config.block_c) == (32, 16, 16)
+
+
+def test_few_bytes_go_to_many_processors():
+    """200 of 8 x 28 bytes are 50 programs of 2 KB, not two of 32."""
+    for shape, tile in (((200, 8, 28), (8, 8, 32)), ((1, 1000, 1000), (1, 64, 32)), ((1, 4096, 4096), (1, 256, 128))):
+        problem = TransposeProblem.contiguous(*shape[1:], element_bytes=1, batch=shape[0])
+        config = transpose.plan(problem, get_gpu("sm_90a"))
+        assert (config.block_b, config.block_r, config.block_c) == tile
+        assert config.num_warps == (8 if shape[1] > 1000 else 2)
+
+
+def test_what_triton_makes_wrong_addresses_of_is_refused():
+    config = transpose.TilesConfig(block_b=1, block_r=4, block_c=32, num_warps=1)
+    problem = TransposeProblem.contiguous(32, 48, element_bytes=8)
+    assert "wrong addresses" in (config.why_invalid(problem, get_gpu("sm_90a")) or "")
+    assert config.why_invalid(problem, get_gpu("gfx1201")) is None
 
 
 def test_vectors_of_a_transpose():

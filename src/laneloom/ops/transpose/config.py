@@ -66,6 +66,8 @@ class TilesConfig(TransposeConfig):
             return f"a lane holds at most {_MAX_HELD_BYTES} bytes of a tile, here {held}"
         if size > gpu.lds_bytes:
             return f"the tile has {size} bytes, a workgroup of {gpu.name} has {gpu.lds_bytes} of LDS"
+        if gpu.vendor == "nvidia" and (size, self.num_warps, problem.element_bytes) == (1024, 1, 8):
+            return "8-byte elements, four a lane of one warp: Triton 3.6 makes wrong addresses of theirs at the edges"
         if self.through not in ("lds", "lanes"):
             return f"through must be lds or lanes, got {self.through!r}"
         if self.through == "lanes":
@@ -146,6 +148,9 @@ _MEASURED = {1: (128, 128, 8), 2: (64, 128, 4), 4: (64, 128, 4), 8: (32, 64, 4)}
 #: The same where rows of X or Y begin at addresses that no 16-byte access takes.
 _MEASURED_NARROW = {1: (128, 128, 8), 2: (32, 32, 8), 4: (64, 128, 4), 8: (32, 64, 4)}
 
+#: The same of batches of fewer bytes, read and written, which larger tiles leave SMs without; 2026-11-30.
+_MEASURED_SMALL, _SMALL_BYTES = (32, 32, 2), 12_000_000
+
 
 def candidates(problem: TransposeProblem, gpu: Gpu) -> Iterator[TransposeConfig]:
     """Configs, best first: a tile of the measured size, which shrinks with the matrix and then takes more matrices."""
@@ -157,6 +162,8 @@ def candidates(problem: TransposeProblem, gpu: Gpu) -> Iterator[TransposeConfig]
     side, held, num_warps = (_MEASURED_NARROW if narrow else _MEASURED)[size]
     if gpu.vendor == "amd":  # not measured: four waves with four 16-byte loads of a lane in flight
         held, num_warps = 64, 4
+    elif problem.bytes < _SMALL_BYTES:
+        side, held, num_warps = _MEASURED_SMALL
     elements = held * gpu.wave * num_warps // size
     block_c = _padded(problem.columns, side)
     block_r = _padded(problem.rows, elements // block_c)
