@@ -43,11 +43,11 @@ def transform3d(
         no part in autograd.
     transpose: T[a', a] in place of T[a, a'], never conjugated, which inverts the transform of an orthogonal T.
     accumulate: add R to what `out` holds.
-    config: what runs, a config or its text; by default `plan` chooses: one kernel on Hopper (K up to
-        48, of complex128 47), three passes elsewhere and for a complex matrix; on AMD K may be up to 64.
+    config: what runs, a config or its text; by default `plan` chooses: one kernel on Hopper (K up to 48, of complex128
+        47), three passes elsewhere and for a complex matrix; on AMD K may be up to 64.
 
     float64 is computed in float64. On Hopper float32 is computed in FP32 for K up to 7, 9 to 12, 15 and 18, for others
-    in float64, rounded after each contraction (K = 16 and from 32 on after the second and the third). A complex tensor
+    in float64, rounded after each contraction (K = 16 and from 32 on, complex64 from 31, after the second and third). A complex tensor
     takes two real transforms, or with a complex matrix products of four parts. The same call gives the same bits, and
     a tensor's result does not depend on the batch it is in. Gradients of coeffs and matrix are transforms by the same
     operator; second derivatives work as well.

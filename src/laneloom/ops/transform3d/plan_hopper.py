@@ -53,8 +53,10 @@ _OF_LARGE: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
     "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 4, 4), 20: (1, 6, 2)},
 }  # fmt: skip
 MANY, LARGE = 1000, 150_000_000
-#: CTAs of a cluster that hold a tensor of so many bytes, in FP64, or more -> clusters that the GPU has room for
-_CLUSTERS_OF_FEW = {8: (20_000, 15), 4: (20_000, 30), 2: (54_000, 66)}
+#: CTAs of a cluster -> bytes, as FP64, of a tensor that is faster so, and clusters that the GPU has room for; pairs of
+#: CTAs are no help to complex128 (transform3d_few.csv)
+_CLUSTERS_OF_FEW = {8: (16_000, 15), 4: (16_000, 30), 2: (35_000, 66)}
+_FOUR_WARPS_FROM = 24  #: K of complex128, in clusters of four
 IN_REGISTERS_UP_TO = 16  #: K whose matrix they have in registers
 FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs are measured ones
 
@@ -145,15 +147,17 @@ def _flat(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
 def few_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool, unroll: int, as_flat: bool) -> FusedConfig | None:
     """Of fewer tensors than SMs: CTAs of a cluster hold one together, as many as the GPU has room for at once."""
     tensor = 8 * problem.k**3 * problem.parts
-    most = next((c for c, (least, fit) in _CLUSTERS_OF_FEW.items() if tensor >= least and problem.count <= fit), None)
-    if most is None:
+    most = next((c for c, (least, fit) in _CLUSTERS_OF_FEW.items() if tensor >= least and problem.count <= fit), 1)
+    wide = problem.dtype == "complex128"
+    if most == 1 or (wide and most == 2):
         return None
+    four_warps = wide and most == 4 and problem.k >= _FOUR_WARPS_FROM
     return FusedConfig(
         cluster=ceil(problem.k / ceil(problem.k / most)),
-        warps=4 if problem.dtype == "complex128" and most < max(_CLUSTERS_OF_FEW) else 8,
+        warps=4 if four_warps else 8,
         bulk=bulk,
         matrix_in_registers=problem.k <= (IN_REGISTERS_UP_TO if problem.same_matrix else FUSED_UP_TO),
-        unroll=unroll,
+        unroll=unroll if four_warps else 1,
         as_flat=as_flat,
     )
 
