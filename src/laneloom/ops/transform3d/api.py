@@ -47,10 +47,10 @@ def transform3d(
         47), three passes elsewhere and for a complex matrix; on AMD K may be up to 64.
 
     float64 is computed in float64. On Hopper float32 is computed in FP32 for K up to 7, 9 to 12, 15 and 18, for others
-    in float64, rounded after each contraction (K = 16 and from 32 on, complex64 from 31, after the second and third). A complex tensor
-    takes two real transforms, or with a complex matrix products of four parts. The same call gives the same bits, and
-    a tensor's result does not depend on the batch it is in. Gradients of coeffs and matrix are transforms by the same
-    operator; second derivatives work as well.
+    in float64, rounded after each contraction (K = 16 and from 32 on, complex64 from 31, after the second and third). A
+    complex tensor takes two real transforms, or with a complex matrix products of four parts. The same call gives the
+    same bits, and a tensor's result does not depend on the batch it is in. Gradients of coeffs and matrix are
+    transforms by the same operator; second derivatives work as well.
 
     Raises ArgumentError for operands that do not fit together or are elsewhere, UnsupportedError for other dtypes and,
     on Hopper, without the extra `cuda`, InvalidConfigError for a config that cannot do this.
