@@ -211,6 +211,8 @@ def test_refused():
         quantize_linears({})
     with pytest.raises(UnsupportedError, match="dtype: expected"):
         quantize_linears(model(), "int3")
+    with pytest.raises(UnsupportedError, match=r"^0: w: expected a tensor with numbers, got one on the device meta"):
+        quantize_linears(nn.Sequential(nn.Linear(32, 16, device="meta")))
     weight = laneloom.quantize_weight(torch.randn(16, 32))
     with pytest.raises(ArgumentError, match=r"bias: expected shape \(16,\), got \(3,\)"):
         QuantizedLinear(weight, torch.zeros(3))

@@ -164,8 +164,8 @@ def quantize_linears(
                 try:
                     made[layer] = QuantizedLinear.from_linear(layer, dtype, group).train(layer.training)
                     _take_hooks(made[layer], layer)
-                except ArgumentError as error:
-                    raise ArgumentError(f"{name}: {error}") from None
+                except (ArgumentError, UnsupportedError) as error:
+                    raise type(error)(f"{name}: {error}") from None
     for module, child, layer in places.values():
         setattr(module, child, made[layer])
     return list(places)
