@@ -285,7 +285,7 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
     knobs = _knobs(problem)
     copies = (True, False) if problem.k <= _MAX_FUSED_K else ()
     for bulk in copies:
-        few = few_config(problem, gpu, bulk, knobs.get("unroll", FusedConfig.unroll), as_flat=flat is not None)
+        few = few_config(problem, bulk, knobs.get("unroll", FusedConfig.unroll), as_flat=flat is not None)
         if few is not None:
             yield few, f"CTAs of a cluster hold a tensor together, since there are few ({_how(bulk)})"
     if flat is not None:

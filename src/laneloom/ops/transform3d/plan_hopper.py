@@ -144,7 +144,7 @@ def _flat(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
     return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
 
 
-def few_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool, unroll: int, as_flat: bool) -> FusedConfig | None:
+def few_config(problem: Transform3dProblem, bulk: bool, unroll: int, as_flat: bool) -> FusedConfig | None:
     """Of fewer tensors than SMs: CTAs of a cluster hold one together, as many as the GPU has room for at once."""
     tensor = 8 * problem.k**3 * problem.parts
     most = next((c for c, (least, fit) in _CLUSTERS_OF_FEW.items() if tensor >= least and problem.count <= fit), 1)
