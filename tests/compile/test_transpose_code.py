@@ -13,6 +13,7 @@ from laneloom.gpu import get_gpu
 from laneloom.isa.listing import Kind, parse_listing
 from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 from laneloom.ops.transpose.execute import code_object
+from laneloom.ops.transpose.layouts import _told_apart
 from laneloom.ops.transpose.problem import TransposeProblem
 
 GPUS = (*rarely("gfx1100"), "gfx1151", "gfx1201")
@@ -105,3 +106,26 @@ def test_hopper(size, rows):
     wait, release = (code.asm.index(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents"))
     assert wait < release < min(code.asm.index(what) for what in ("ld.global", "st.global"))
     assert set(re.findall(r"ld\.global\.(\S+)", code.asm)) == {"v4.b32"} if size < 8 else {"v2.b64"}
+
+
+def test_triton_makes_no_row_of_a_lanes_number():
+    """Triton 3.6 made `or(tid << 28, ...)` in 64 bits of rows and columns, and took its upper half for a row."""
+    tile = TilesConfig(block_b=1, block_r=4, block_c=32, num_warps=1)
+    for batch, rows, columns, size, config in ((1, 12, 32, 1, None), (2, 12, 32, 1, None), (1, 32, 48, 8, tile)):
+        problem = TransposeProblem.contiguous(rows, columns, element_bytes=size, batch=batch)
+        asm = code_object(problem, get_gpu("sm_90a"), config).asm
+        assert "st.global" in asm
+        assert not [by for by in re.findall(r"mul\.wide\.u32\s+%rd\d+, %r\d+, (\d+)", asm) if int(by) >= 1 << 20]
+
+
+@pytest.mark.parametrize(("lanes", "told_apart"), [
+    ("r4 r8 c4 c8 c16", "r4 r8 c16 c8 c4"),  # c = lane & 28: its bits from the other end
+    ("c4 c8 c16 c32 r16", "r16 c4 c8 c16 c32"),  # r = lane & 16, one bit: in front
+    ("r4 r8 c1 c2 c4", "r4 r8 c1 c2 c4"),
+    ("c1 c2 c4 c8 c16", "c1 c2 c4 c8 c16"),
+])  # fmt: skip
+def test_lanes_told_apart(lanes, told_apart):
+    given = [(word[0], int(word[1:])) for word in lanes.split()]
+    found = _told_apart(given)
+    assert " ".join(f"{axis}{bit}" for axis, bit in found) == told_apart
+    assert _told_apart(found) == found

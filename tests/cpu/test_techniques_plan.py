@@ -39,13 +39,6 @@ def test_few_bytes_go_to_many_processors():
         assert config.num_warps == (8 if shape[1] > 1000 else 2)
 
 
-def test_what_triton_makes_wrong_addresses_of_is_refused():
-    config = transpose.TilesConfig(block_b=1, block_r=4, block_c=32, num_warps=1)
-    problem = TransposeProblem.contiguous(32, 48, element_bytes=8)
-    assert "wrong addresses" in (config.why_invalid(problem, get_gpu("sm_90a")) or "")
-    assert config.why_invalid(problem, get_gpu("gfx1201")) is None
-
-
 def test_vectors_of_a_transpose():
     problem = TransposeProblem.contiguous(64, 48)
     assert (problem.fast_axis(problem.x), problem.fast_axis(problem.y)) == ("c", "r")

@@ -66,8 +66,6 @@ class TilesConfig(TransposeConfig):
             return f"a lane holds at most {_MAX_HELD_BYTES} bytes of a tile, here {held}"
         if size > gpu.lds_bytes:
             return f"the tile has {size} bytes, a workgroup of {gpu.name} has {gpu.lds_bytes} of LDS"
-        if gpu.vendor == "nvidia" and (size, self.num_warps, problem.element_bytes) == (1024, 1, 8):
-            return "8-byte elements, four a lane of one warp: Triton 3.6 makes wrong addresses of theirs at the edges"
         if self.through not in ("lds", "lanes"):
             return f"through must be lds or lanes, got {self.through!r}"
         if self.through == "lanes":

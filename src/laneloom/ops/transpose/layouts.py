@@ -52,6 +52,8 @@ def tile_layout(
     more = held_bits - len(registers)
     held, warps = rest[: max(0, more)], rest[max(0, more) :]
     registers += held
+    if gpu.vendor == "nvidia" and all(name == "b" for name, _ in warps):
+        lanes = _told_apart(lanes)
 
     def bases(words: list[tuple[str, int]], count: int) -> list[list[int]]:
         found = [[bit if axis[name] == n else 0 for n in range(3)] for name, bit in words]
@@ -61,6 +63,23 @@ def tile_layout(
         bases(registers, 0), bases(lanes, lane_bits), bases(warps, warp_bits), [],
         [config.block_b, config.block_r, config.block_c],
     )  # fmt: skip
+
+
+def _told_apart(lanes: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """`lanes` in an order where no axis has every bit of a lane's number that it takes at its own place.
+
+    Where one has, such as c = lane & 28, and the other's are shifted, r = (lane & 3) << 2, and no warp's number is in
+    either, Triton 3.6 makes both of one 64-bit product, and takes a part of the lane's number for r: wrong addresses.
+    Which lane has what of a tile is all the same to memory.
+    """
+    for axis in ("r", "c"):
+        places = [n for n, (name, bit) in enumerate(lanes) if name == axis]
+        if 0 < len(places) < len(lanes) and all(lanes[n][1] == 1 << n for n in places):
+            turned = list(lanes)
+            for n, other in zip(places, reversed(places), strict=True):
+                turned[n] = lanes[other]
+            return turned if len(places) > 1 else lanes[1:] + lanes[:1]
+    return lanes
 
 
 @cache
