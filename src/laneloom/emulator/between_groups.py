@@ -3,7 +3,8 @@
 Which of two values stays is open where nothing orders the workgroups. What may order them are atomics, global wave
 sync, a cluster's barrier, and flags that are stored and polled. Those LLVM loads past the caches of a compute unit, and
 it writes caches back or empties them beside the ones that order other places too.
-Code without any of these has no order; all other code is let pass, since an order is not followed here.
+Code without any of these has no order. Where atomics alone may order, group_clocks.py follows them. All other code is
+let pass.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 
 import numpy as np
 
-from ..isa.parse import Listing
+from ..isa.parse import Instruction, Listing
 from .tested_loads import tested_loads
 
-_ORDERS = re.compile(r"(global|flat|buffer)_(atomic|wb|inv|gl1_inv)|ds_gws|s_(atomic|dcache_(inv|wb)|sendmsg_rtn)")
+_ATOMIC = re.compile(r"(global|flat|buffer)_atomic")
+_FENCE = re.compile(r"(global|flat|buffer)_(wb|inv|gl1_inv)")
+#: Scalar atomics, caches of scalar loads, global wave sync.
+_OTHERS = re.compile(r"ds_gws|s_(buffer_)?atomic|s_(dcache_(inv|wb)|sendmsg_rtn)")
 #: Fences and barriers by which LLVM orders the waves of one workgroup alone (CDNA 3 and 4; RDNA 4 and CDNA 5).
 _WITHIN = re.compile(r"buffer_inv\b(?!.*\bsc1\b)|global_(inv|wb)\s.*\bSCOPE_(CU|SE)\b")
 #: Loads that see what other compute units have stored: volatile ones, and atomic ones.
@@ -27,8 +31,24 @@ def apart(listing: Listing, lanes: int) -> bool:
     """Whether nothing in the code could order accesses of two workgroups."""
     code = listing.instructions
     return not any(
-        _CLUSTER.match(ins.text) or (_ORDERS.match(ins.name) and not _WITHIN.match(ins.text)) for ins in code
+        _is_opaque(ins) or _ATOMIC.match(ins.name) or (_FENCE.match(ins.name) and not _WITHIN.match(ins.text))
+        for ins in code
     ) and not any(_PAST_CACHES.match(ins.text) and _is_polled(listing, at, lanes) for at, ins in enumerate(code))
+
+
+def only_atomics_order(listing: Listing) -> bool:
+    """Whether there are atomics on memory, and nothing else in the code could order accesses of two workgroups.
+
+    Loads past the caches may be of flags that workgroups store: their stores look like all others.
+    """
+    code = listing.instructions
+    return any(_ATOMIC.match(ins.name) for ins in code) and not any(
+        _is_opaque(ins) or _PAST_CACHES.match(ins.text) for ins in code
+    )
+
+
+def _is_opaque(ins: Instruction) -> bool:
+    return bool(_CLUSTER.match(ins.text) or _OTHERS.match(ins.name))
 
 
 def _is_polled(listing: Listing, at: int, lanes: int) -> bool:

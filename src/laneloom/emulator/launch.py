@@ -166,7 +166,7 @@ class _Run:
             *([self.host.region] if self.host else []),
         ]
         if program.strict:
-            self.memory = tracked_memory(everything, program.listing, program.gpu.major, program.lanes)
+            self.memory = tracked_memory(everything, program.listing, program.gpu.major, program.lanes, groups)
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters

@@ -30,7 +30,7 @@ from .races import Misaligned, RaceFault, wave_of
 from .shadow import Found
 from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
-from .tested_loads import FROM_LDS, tested_loads
+from .tested_loads import LOADS, tested_loads
 from .undefined_select import follow_selects
 from .undefined_swap import follow_swaps
 
@@ -190,7 +190,7 @@ class Program:
         if not self.strict:
             return self._batched(body if block.leave in ("next", "launch") else body[:-1], targets)
         last = None if block.leave in ("next", "launch") else body[-1]
-        code, tested = Code(), tested_loads(body, self.lanes, FROM_LDS)
+        code, tested = Code(), tested_loads(body, self.lanes, LOADS)
         for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
             step = build_nothing(ins, target) if ins is last else self.step_of(ins, target)
             code.append(ins, step)

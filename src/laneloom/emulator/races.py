@@ -4,7 +4,7 @@ A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two 
 reader. A tag is workgroup, epoch (barriers that the wave has passed), wave, whether the access was under way at a
 barrier, and instruction in one int64. Two accesses of one workgroup conflict when their epochs are equal, their waves
 differ and one of them writes. Writing the value that is already there, as replicated layouts do, is no conflict.
-Atomics are not tracked. Different values that two workgroups store conflict where nothing in the code orders the two.
+Atomics are not tracked. Different values that two workgroups store conflict where nothing orders the two.
 """
 
 from __future__ import annotations

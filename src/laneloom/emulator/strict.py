@@ -19,9 +19,10 @@ from ..gpu import Gpu
 from ..isa.parse import EXEC, VCC, Instruction, Listing, Operand
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import VECTOR, Step, Target
-from .between_groups import apart
+from .between_groups import apart, only_atomics_order
 from .flights import Flights, starts_copy
 from .global_access import clears_other_half
+from .group_clocks import OrderedMemory
 from .matrix import decode, is_matrix
 from .memory import Region
 from .races import LATE, RaceFault, Touch, TrackedGlobalMemory, instruction_of, tag, wave_of
@@ -74,8 +75,8 @@ class Guard:
     """The checks of one instruction."""
 
     def __init__(self, ins: Instruction, number: int, target: Target, step: Step, is_tested: bool = False):
-        """is_tested: a load from LDS on whose result the block's branch depends."""
-        self.ins, self.number, self.target, self.is_tested = ins, number, target, is_tested
+        """is_tested: a load from LDS or global memory on whose result the block's branch depends."""
+        self.ins, self.number, self.target = ins, number, target
         self.uses = uses(ins, target.lanes)
         self.raises = raises(ins, target.gpu.major)
         self.waits = waits(ins, target.gpu.major)
@@ -84,6 +85,7 @@ class Guard:
         self.signals = ins.name in ("s_barrier", "s_barrier_signal")
         #: copies: between global memory and LDS; both: touches the two
         self.lds, self.memory, self.copies, self.both, self.atomic = _access(ins.name)
+        self.is_tested, self.is_polled = is_tested and self.lds, is_tested and not self.lds
         self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
@@ -113,10 +115,10 @@ class Guard:
         if self.matrix:
             self._check_matrix(g)
         if self.lds or self.memory or self.both:
-            waves = g.ids % g.waves_per_group
-            mine = None if self.atomic else tag(g.ids // g.waves_per_group, shadow.epoch, waves, self.number)
+            groups, waves = np.divmod(g.ids, g.waves_per_group)
+            mine = None if self.atomic else tag(groups, shadow.epoch, waves, self.number)
             for memory in self._memories(g):
-                memory.now = mine
+                memory.now, memory.groups, memory.is_polled = mine, groups, self.is_polled
             if g.lds.flights is not None:
                 flights: Flights = g.lds.flights
                 flights.starts_copy, flights.is_tested = self.copies, self.is_tested
@@ -346,9 +348,13 @@ def in_order(listing: Listing, major: int) -> bool:
     return major == 9 and not listing.directive("tg_split")
 
 
-def tracked_memory(regions: Sequence[Region], listing: Listing, major: int, lanes: int) -> TrackedGlobalMemory:
-    """Global memory of a launch in strict mode."""
+def tracked_memory(
+    regions: Sequence[Region], listing: Listing, major: int, lanes: int, groups: int
+) -> TrackedGlobalMemory:  # fmt: skip
+    """Global memory of a launch of so many workgroups in strict mode."""
     unit = unit_bytes(listing, ("global_", "flat_", "buffer_"))
+    if groups > 1 and only_atomics_order(listing):
+        return OrderedMemory(regions, unit, in_order(listing, major), groups)
     return TrackedGlobalMemory(regions, unit, in_order(listing, major), apart(listing, lanes))
 
 

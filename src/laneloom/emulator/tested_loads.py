@@ -8,7 +8,7 @@ from ..isa.parse import EXEC, VCC, Instruction
 from ..isa.registers import uses
 from .undefined import WRITES_SCC
 
-FROM_LDS = re.compile(r"ds_load")
+LOADS = re.compile(r"(ds|global|flat|buffer)_load")
 
 
 def tested_loads(body: list[Instruction], lanes: int, loads: re.Pattern[str]) -> set[int]:
