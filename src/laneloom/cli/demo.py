@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
-from ..gpu import emulated_gpu
+from ..gpu import Gpu, emulated_gpu
 from .product import Outcome, Product, compile_product, parse_product, random_operands, run_product
 from .terminal import check_writable, new_console
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ..codegen import CodeObject
+    from ..isa.analysis import Loop
     from ..ops.matmul.config import MatmulConfig
     from .damage import Damage
 
@@ -140,6 +141,32 @@ def _introduce(products: Sequence[Product], report: _Report) -> None:
     )
 
 
+def _name(gpu: Gpu) -> str:
+    return "MFMA" if gpu.matrix_instructions == "mfma" else "WMMA"
+
+
+def _matrix_instructions(products: Sequence[Product]) -> str:
+    """ "WMMA, the matrix instruction of a wave of 32 lanes", and MFMA's where there are GPUs that have it."""
+    lanes = {_name(p.gpu): p.gpu.wave for p in products}
+    return " or ".join(f"{name}, the matrix instruction of a wave of {lanes[name]} lanes" for name in lanes)
+
+
+def _counted(hot: Loop, gpu: Gpu) -> str:
+    """ "32 WMMA of 16 x 16 x 16", by the mnemonics."""
+    from ..isa.listing import Kind
+
+    found = [i.mnemonic for i in hot.instructions if i.kind is Kind.MATRIX]
+    sizes = dict.fromkeys(" x ".join(m.groups()) for m in map(re.compile(r"(\d+)x(\d+)x(\d+)").search, found) if m)
+    return f"{len(found)} {_name(gpu)} of {' and '.join(sizes)}"
+
+
+def _cut_off(runs: Sequence[_Run]) -> str:
+    from ..ops.matmul.reference import cuts_of
+
+    names = dict.fromkeys(_name(run.product.gpu) for run in runs if cuts_of(run.product.gpu, run.product.dtype))
+    return f" and what {' and '.join(names)} cut{'s' * (len(names) == 1)} off" if names else ""
+
+
 def _compile(products: Sequence[Product], report: _Report) -> list[_Run]:
     from ..codegen.versions import triton_version
 
@@ -147,7 +174,7 @@ def _compile(products: Sequence[Product], report: _Report) -> list[_Run]:
         "1",
         "Compile",
         f"Triton {triton_version()} and its LLVM turn one Python kernel into the code of each GPU. It multiplies "
-        "blocks by WMMA, the matrix instruction of a wave of 32 lanes, out of LDS, the on-chip memory.",
+        f"blocks by {_matrix_instructions(products)}, out of LDS, the on-chip memory.",
     )
     runs = []
     for product in products:
@@ -184,7 +211,7 @@ def _code_table(runs: Sequence[_Run]) -> Any:
         if hot is not None:
             loads = hot.count(Kind.GLOBAL_LOAD)
             cells["hot loop"] = f"{len(hot.instructions)} instructions, with"
-            cells["  matrix"] = f"{hot.count(Kind.MATRIX)} WMMA of 16 x 16 x 16"
+            cells["  matrix"] = _counted(hot, gpu)
             cells["  global memory"] = f"{loads} loads"
             cells["  LDS"] = f"{hot.count(Kind.LDS_LOAD)} loads, {hot.count(Kind.LDS_STORE)} stores"
         for name, cell in cells.items():
@@ -199,25 +226,26 @@ def _explain_loop(runs: Sequence[_Run], report: _Report) -> None:
     from rich.text import Text
 
     from ..isa.analysis import matrix_overlap
+    from ..isa.listing import Kind
     from ..isa.render import analyze_code
     from .loop_strip import legend, strip
 
     table = Table.grid(padding=(0, 3, 0, 0))
-    overlaps = []
+    loops = []
     for run in runs:
         hot = analyze_code(run.code).hot
         if hot is not None:
             table.add_row(Text(run.product.gpu.name, style="bold"), strip(hot))
-            overlaps.append(matrix_overlap(hot))
-    if not overlaps:
+            loops.append(hot)
+    if not loops:
         return
     report.print("")
+    report.indented("One pass of the hot loop, in the order of the machine code:", table, legend())
+    if not any(hot.count(Kind.GLOBAL_LOAD) for hot in loops):  # CDNA 5: memory is copied to LDS, by other instructions
+        return
     report.indented(
-        "One pass of the hot loop, in the order of the machine code:",
-        table,
-        legend(),
-        "The G ask for the next blocks of A and B while the W multiply the blocks that lie in LDS. From a request "
-        f"to its ^ there are at least {min(overlaps):.0%} of a pass's W: memory and arithmetic overlap.",
+        "The G ask for the next blocks of A and B while the W multiply the blocks that lie in LDS. From a request to "
+        f"its ^ there are at least {min(map(matrix_overlap, loops)):.0%} of a pass's W: memory and arithmetic overlap.",
     )
 
 
@@ -240,7 +268,7 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
             Text(run.product.gpu.name, style="bold"),
             f"{groups} workgroups",
             f"{run.outcome.instructions:,} wave-instructions",
-            f"{record.matrix_instructions:,} {run.product.gpu.matrix_instructions.upper()}",
+            f"{record.matrix_instructions:,} {_name(run.product.gpu)}",
             f"{record.wall_s:.1f} s",
         )
     report.indented(table)
@@ -248,7 +276,7 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
         "3",
         "Check",
         f"Each of the {runs[0].product.m * runs[0].product.n:,} elements of C against FP64. Allowed: twice the error "
-        "of numpy's FP32 product, scaled by what is summed, plus one rounding and what WMMA cuts off.",
+        f"of numpy's FP32 product, scaled by what is summed, plus one rounding{_cut_off(runs)}.",
     )
     table = Table.grid(padding=(0, 3, 0, 0))
     for run in runs:
