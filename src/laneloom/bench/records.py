@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from .timing import Timing  # which needs torch; records do not
 
 SCHEMA_VERSION = 1
+WARMUP_S = 0.2  #: of replays before any counts: the clock is where the power limit holds it
+#: The methods of `timing`, here because pages are made of records where there is no torch.
+METHOD_SUSTAINED = (
+    f"sustained: interleaved CUDA-graph replays, {WARMUP_S} s before any counts, order and inputs rotated, median"
+)
+METHOD_SINGLE = "single launch: one graph launch on an idle GPU, L2 overwritten before, median over rounds"
 _MOVERS = ("copy", "moved alone")
 
 

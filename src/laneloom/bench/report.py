@@ -12,8 +12,7 @@ from pathlib import Path
 from ..ops.matmul.tuned import TunedEntry, shipped_entries
 from .changes import geometric_mean
 from .plots import pyplot_for, save_figure
-from .records import Record, load
-from .timing import METHOD_SINGLE, METHOD_SUSTAINED
+from .records import METHOD_SINGLE, METHOD_SUSTAINED, Record, load
 
 OURS = "laneloom"
 

@@ -23,12 +23,10 @@ from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .products import relative_error
 from .records import append, hash_sources, make_record, read_environment
+from .sgemm_rungs import FMA, PLANNED, REFERENCE
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 KERNELS = Path(__file__).parents[1] / "ops" / "matmul" / "kernels"
-REFERENCE = "torch.matmul"
-FMA = "FMA instructions"  #: the candidate that does nothing else
-PLANNED = "planned"  #: what `laneloom.matmul` runs by itself
 CHECKED = ((130, 260, 97), (256, 512, 64))  #: M, N, K: edges everywhere, and none
 
 _FMA_SOURCE = """

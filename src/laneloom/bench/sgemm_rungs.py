@@ -24,10 +24,12 @@ from ..ops.matmul.problem import MatmulProblem
 from ..verify import Guarded
 from .plots import pyplot_for, save_figure
 from .records import Record, load
-from .sgemm_ladder import FMA, PLANNED, REFERENCE
 from .timing_model import cases
 
 RECORDS = Path("results") / "h200" / "sgemm-ladder.jsonl"
+REFERENCE = "torch.matmul"
+FMA = "FMA instructions"  #: the candidate that does nothing else
+PLANNED = "planned"  #: what `laneloom.matmul` runs by itself
 CHECKED = (200, 136, 76)  #: M, N, K of what is emulated: edges in every direction
 ROCBLAS_US = 4499.2  #: at 4096 cubed on the Radeon RX 7900 XTX, by the article that the steps come from
 
@@ -204,6 +206,8 @@ def plot_rungs(found: Ladder, path: Path) -> None:
     series = {"predicted": "#1f6feb", "measured": "#1f6feb", "published": "#8b949e"}
     shown = {kind: [found.tflops(getattr(r, f"{kind}_us")) for r in found.rungs] for kind in series}
     shown = {kind: values for kind, values in shown.items() if any(values)}
+    if not shown:
+        raise ArgumentError("--plot: no time of these steps is predicted, measured or published")
     figure, axes = pyplot.subplots(figsize=(8.2, 4.2))
     width = 0.8 / max(len(shown), 1)
     for number, (kind, values) in enumerate(shown.items()):

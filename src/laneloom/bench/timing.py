@@ -21,14 +21,13 @@ from functools import partial
 
 import torch
 
+from .records import METHOD_SINGLE as METHOD_SINGLE
+from .records import METHOD_SUSTAINED as METHOD_SUSTAINED
+from .records import WARMUP_S
+
 NOISY_FRACTION = 0.05  #: an interquartile range above this share of the median is called noisy
-WARMUP_S = 0.2  #: of replays before any counts: the clock is where the power limit holds it
 WARMUP_ROUNDS = 2  #: at least
-METHOD_SUSTAINED = (
-    f"sustained: interleaved CUDA-graph replays, {WARMUP_S} s before any counts, order and inputs rotated, median"
-)
 GRAPH_US = 1000.0  #: a graph that takes less repeats its launches
-METHOD_SINGLE = "single launch: one graph launch on an idle GPU, L2 overwritten before, median over rounds"
 
 Launch = Callable[[int], object]  #: launches the work on input set i, asynchronously
 

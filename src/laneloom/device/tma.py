@@ -14,11 +14,7 @@ GLUON_TYPES = {
     torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32, torch.int8: gl.int8,
     torch.int32: gl.int32, torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5,
 }  # fmt: skip
-#: Triton's name of each of the project's dtypes, and Gluon's type of each of those
-TRITON_TYPES = {
-    "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp64": "fp64", "int8": "i8", "int32": "i32", "fp8": "fp8e4nv",
-    "bf8": "fp8e5",
-}  # fmt: skip
+#: Gluon's type of each of Triton's names of them
 GLUON_NAMES = {kind.name.replace("int", "i"): kind for kind in GLUON_TYPES.values()}
 
 

@@ -18,7 +18,7 @@ from ....codegen import CodeObject, compile_kernel
 from ....device.dot_tiles import tile_of_program
 from ....device.float8 import bf16_of_float8_tile
 from ....device.prepared import specialise
-from ....device.tma import TRITON_TYPES
+from ....device.triton_types import TRITON_TYPES
 from ....gpu import Gpu
 from ..config_blocks import BlocksConfig, multiplies_float8
 from ..problem import SCALE_BLOCK, MatmulProblem

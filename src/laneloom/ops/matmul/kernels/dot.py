@@ -16,7 +16,7 @@ import triton.language as tl
 from ....codegen import CodeObject, compile_kernel
 from ....device.dot_tiles import k_of_group, tile_of_group, tile_of_program
 from ....device.prepared import specialise
-from ....device.tma import TRITON_TYPES
+from ....device.triton_types import TRITON_TYPES
 from ....gpu import Gpu
 from ..config_dot import DotConfig
 from ..problem import MatmulProblem

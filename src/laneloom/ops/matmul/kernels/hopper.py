@@ -32,7 +32,8 @@ from ....device.hopper import advance_ring, locate_tile, release_successor, star
 from ....device.pieces import MatrixCopy, line_pitch, placing
 from ....device.prepared import PreparedLaunch, prepared_on, specialise
 from ....device.split_k import ReduceLaunch
-from ....device.tma import GLUON_NAMES, GLUON_TYPES, TRITON_TYPES, TmaView
+from ....device.tma import GLUON_NAMES, GLUON_TYPES, TmaView
+from ....device.triton_types import TRITON_TYPES
 
 
 @gluon.jit

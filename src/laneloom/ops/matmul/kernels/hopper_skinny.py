@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ....codegen import CodeObject, compile_kernel
 from ....device.prepared import PreparedLaunch, prepared_on, specialise
 from ....device.split_k import ReduceLaunch
-from ....device.tma import TRITON_TYPES
+from ....device.triton_types import TRITON_TYPES
 
 
 @triton.jit
