@@ -296,6 +296,7 @@ def run_product(
     Raises UnsupportedError for a GPU that is not emulated.
     """
     from .. import verify
+    from ..device.triton_types import TRITON_TYPES
     from ..emulator.driver import ArrayArgument, emulated
     from ..ops.matmul import config, execute
 
@@ -305,7 +306,7 @@ def run_product(
         def __init__(self, array: Any, dtype: str):
             super().__init__(array)
             self.ndim = array.ndim
-            self.dtype = {"int32": "i32"}.get(dtype, dtype)
+            self.dtype = TRITON_TYPES.get(dtype, dtype)
 
         def __setitem__(self, index: Any, value: Any) -> None:
             self.array[index] = value
