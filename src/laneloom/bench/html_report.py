@@ -44,7 +44,8 @@ def gather(results: Path) -> dict[str, dict[str, list[Record]]]:
     """GPU's folder -> file -> its records. Raises ArgumentError for a folder without records, or a damaged file."""
     found: dict[str, dict[str, list[Record]]] = {}
     for path in sorted(results.rglob("*.jsonl")):
-        if '"schema_version"' not in path.read_text(encoding="utf-8"):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if '"schema_version"' not in text and "\ufffd" not in text:
             continue  # lines of another kind, such as predictions
         records = load(path)
         if records:
