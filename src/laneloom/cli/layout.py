@@ -35,6 +35,7 @@ def layout(
     """Show which lane and register holds which matrix element."""
     from ..gpu import get_gpu
     from ..isa import find_instruction, get_layout, layout_text
+    from ..isa.layout_digits import describes_k_twice
 
     if style not in (*layout_text.FORMATS, "svg", "html"):
         raise ArgumentError(f"--format: one of {', '.join(layout_text.FORMATS)}, svg, html, not {style!r}")
@@ -53,6 +54,8 @@ def layout(
         raise ArgumentError(f"--transpose exchanges the rows and columns of tables, which --format {style} has none of")
     target = get_gpu(gpu)
     row = find_instruction(instruction, target)
+    if k_order == "articles" and not any(describes_k_twice(row, lanes) for lanes in row.waves if wave in (None, lanes)):
+        raise ArgumentError(f"--k-order: A and B of {row.name} on {target.name} have one order (calculator), not two")
     if style == "html":
         from ..isa.layout_html import layout_html
 

@@ -27,6 +27,11 @@ def digits_of(row: MatrixInstruction, wave: int, matrix: str, kind: str, k_order
     return _cdna_output(row) if matrix in "CD" else _cdna_input(row, matrix, kind)
 
 
+def describes_k_twice(row: MatrixInstruction, wave: int) -> bool:
+    """Whether the two K_ORDERS of A and B differ."""
+    return row.generation in ("rdna4", "rdna4m") and _rdna4(row, wave, "A", "articles") != _rdna4(row, wave, "A", "")
+
+
 def index_sets(row: MatrixInstruction, wave: int) -> int:
     """How many sets of sparse indices fit the 32 bits of a lane's index register."""
     slots, _ = digits_of(row, wave, "K", row.a, K_ORDERS[0])
