@@ -20,17 +20,20 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.HINT
 _SHOWN = 6  #: findings of one rule in one kernel; --json has all
 
 
-def read_counts(path: Path) -> dict[int, tuple[int, int]]:
-    """Line -> LDS clocks and those of conflicts, from the JSON of `laneloom emulate --profile --json`."""
+def read_counts(path: Path, gpu: str | None) -> dict[int, tuple[int, int]]:
+    """Line -> LDS clocks and those of conflicts, from the JSON of `laneloom emulate --profile --json` on that GPU."""
     try:
         record: Any = json.loads(path.read_text())
-        launches = record["profile"]
+        launches, counted_on = record["profile"], record["gpu"]
         rows = [row for launch in launches for row in launch["instructions"]]
-        return {row["line"]: (row.get("lds_clocks", 0), row.get("conflicts", 0)) for row in rows if "lds_clocks" in row}
+        counts = {row["line"]: (row["lds_clocks"], row.get("conflicts", 0)) for row in rows if "lds_clocks" in row}
     except OSError as error:
         raise ArgumentError(f"--profile: cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
         raise ArgumentError(f"--profile: {path} is not what `laneloom emulate --profile --json` prints") from None
+    if gpu is not None and counted_on != gpu:  # whose listing has other lines
+        raise ArgumentError(f"--profile: {path} was counted on {counted_on}, the code is for {gpu}")
+    return counts
 
 
 def show(reports: tuple[Report, ...]) -> None:

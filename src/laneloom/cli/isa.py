@@ -164,10 +164,11 @@ def _check(
     text: str, gpu: Any, kernel: str | None, profile: Path | None, as_json: bool, lds_bytes: int | None = None,
     num_warps: int | None = None,
 ) -> None:  # fmt: skip
+    from ..gpu import get_gpu
     from ..isa.check import check as check_text
     from .check import read_counts, show, to_dict
 
-    counted = None if profile is None else read_counts(profile)
+    counted = None if profile is None else read_counts(profile, gpu and get_gpu(gpu).name)
     reports = check_text(text, gpu, kernel, counted=counted, lds_bytes=lds_bytes, num_warps=num_warps)
     if as_json:
         print_json(to_dict(reports))
