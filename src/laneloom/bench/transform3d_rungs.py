@@ -88,9 +88,12 @@ def find_rungs(orders: Sequence[int] | None, count: int, records: Path | None) -
                 "there is no GPU here and no file of records: name one of laneloom's repository with --records, or "
                 "predict with --gpu gfx1151"
             )
+    if not records.exists():
+        raise ArgumentError(f"--records: cannot read {records}: No such file or directory")
     chosen = [r for r in load(records) if r.problem["count"] == count and (not orders or r.problem["k"] in orders)]
     if not chosen:
-        raise ArgumentError(f"{records} has no records of {count} tensors and K in {list(orders or ())}")
+        wanted = f" and K in {list(orders)}" if orders else ""
+        raise ArgumentError(f"{records} has no records of {count} tensors{wanted}")
     return from_records(chosen, "recorded")
 
 
