@@ -41,7 +41,8 @@ class WeightProduct(Product):
     def text(self) -> str:
         """The product in words."""
         scales = f"a scale for {self.group} k" if self.group else "a scale for a row"
-        return f"{self.m} x {self.n} x {self.k}, {self.dtype} by {self.weight} with {scales}"
+        out = "" if self.dtype_out == self.dtype else f" to {self.dtype_out}"
+        return f"{self.m} x {self.n} x {self.k}, {self.dtype} by {self.weight} with {scales}{out}"
 
     def problem(self) -> Any:  # no MatmulProblem
         """The QuantizedProblem of densely stored operands. Raises ArgumentError where no kernel is launched."""
