@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -42,6 +44,17 @@ def test_attention_on_hopper_names_every_kernel_and_what_was_refused():
         assert "x, measured" in shown["patched"]["with gradients"]["reason"]
 
 
+def test_attention_starts_without_torch_where_nothing_was_measured():
+    code = """
+import sys
+from laneloom.cli import app
+app(["explain", "attention", "--gpu", "gfx1151"], standalone_mode=False)
+print("torch" in sys.modules)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert printed.splitlines()[-1] == "False"
+
+
 def test_attention_under_a_mask_has_no_decode():
     shown = explained("attention", "--gpu", "gfx1151", "--causal")
     assert [kernel["role"] for kernel in shown["kernels"]] == ["forward", "query", "key"]
@@ -60,7 +73,7 @@ def test_transform_says_why():
 def test_tables_say_the_same():
     shown = " ".join(run("transform3d", "--gpu", "sm_90a", "--shape", "31,100", "--dtype", "complex64").stdout.split())
     assert "transform3d of 100 tensors, K = 31, complex64, on sm_90a" in shown
-    assert "matmuls" in shown
+    assert "Transform fused group=1 cluster=2" in shown
     assert "refused bulk copies need an even K" in shown
     shown = " ".join(run("attention", "--gpu", "gfx942", "--shape", "1,8,1024,512").stdout.split())
     assert "Query backward rows=16" in shown

@@ -146,6 +146,43 @@ def test_what_else_predicts_attention():
     assert "`laneloom profile attention --gpu gfx1151` is" in sentence("bench", "attention", "--gpu", "gfx1151")
 
 
+def test_an_order_of_k_where_there_is_one_alone():
+    said = sentence("layout", "v_wmma_f32_16x16x16_f16", "--gpu", "gfx1151", "--k-order", "articles")
+    assert said == "--k-order: A and B of v_wmma_f32_16x16x16_f16 on gfx1151 have one order (calculator), not two"
+    for words in (("v_wmma_i32_16x16x16_iu8",), ("v_wmma_f32_16x16x16_f16", "--wave", "64")):
+        assert "have one order" in sentence("layout", *words, "--gpu", "gfx1201", "--k-order", "articles")
+
+
+def test_records_of_the_3d_ladder_that_are_not_there(tmp_path):
+    file = tmp_path / "none.jsonl"
+    said = sentence("ladder", "transform3d", "--records", str(file))
+    assert said == f"--records: cannot read {file}: No such file or directory"
+    file.write_text("")
+    assert sentence("ladder", "transform3d", "--records", str(file)) == f"{file} has no records of 2048 tensors"
+
+
+def test_a_plot_of_no_times(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ("--gpu", "gfx1201", "--step", "k2", "--no-predict", "--plot", str(tmp_path / "none.svg"))
+    assert sentence("ladder", "sgemm", *words) == "--plot: no time of these steps is predicted, measured or published"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_of_another_gpu(tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text('{"gpu": "gfx1151", "profile": []}')
+    words = ("isa", "matmul", "--shape", "64,64,64", "--no-listing", "--check", "--profile", str(profile))
+    said = sentence(*words, "--gpu", "gfx1201")
+    assert said == f"--profile: {profile} was counted on gfx1151, the code is for gfx1201"
+    assert CliRunner().invoke(app, [*words, "--gpu", "gfx1151"]).exit_code == 0
+
+
+def test_a_report_of_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "broken.jsonl").write_bytes(bytes(range(128, 256)))
+    said = sentence("report", "--results", str(tmp_path), "-o", str(tmp_path / "page.html"))
+    assert said == f"{tmp_path}/broken.jsonl is not text: expected benchmark records, JSON lines"
+
+
 @pytest.mark.parametrize("ladder", ["sgemm", "transform3d"])
 def test_a_plot_is_refused_before_the_work(ladder, tmp_path, monkeypatch):
     def work(*_: object, **__: object) -> None:

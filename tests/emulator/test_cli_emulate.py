@@ -23,19 +23,19 @@ KEYS = ["ok", "gpu", "shape", "dtype", "error", "budget", "wall_s", "instruction
 _WITHOUT_TORCH = """
 import sys
 
-class NoTorch:
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(name)
+class WithoutTorch:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, NoTorch())
-from laneloom.cli import app
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
 
-try:
-    app(["emulate", "matmul", "--shape", "32,32,32", "--dtype", "bf16"])
-except SystemExit as end:
-    assert not end.code
-assert "torch" not in sys.modules
+    def find_spec(self, name, *rest):
+        return None if name.partition(".")[0] == "torch" else self.finder.find_spec(name, *rest)
+
+sys.meta_path[:] = map(WithoutTorch, sys.meta_path)
+from laneloom.cli import main
+main()
 """
 
 
@@ -77,6 +77,30 @@ def test_layouts_and_bf16_without_torch(layout, dtype, out):
     assert shown["dtype"] == dtype
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "bf8"])
+def test_floats_of_8_bits_on_cdna_5(dtype):
+    assert emulate("--gpu", "gfx1250", "--shape", "33,47,65", "--dtype", dtype)["ok"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["emulate", "matmul", "--shape", "32,32,32", "--dtype", "bf16"],
+        ["emulate", "matmul", "--gpu", "gfx1250", "--shape", "33,47,65"],
+        ["predict", "matmul", "--shape", "16,64,256", "--weight", "int4"],
+        ["ladder", "sgemm", "--gpu", "gfx1100", "--step", "k2", "--no-predict"],
+        ["ladder", "sgemm", "--gpu", "h200"],
+        ["report", "-o", "page.html"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_torch(words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TORCH, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("shape", ["0,5,5", "5,0,5", "5,5,0", "1,1,1"])
 def test_smallest_products(shape):
     shown = emulate("--shape", shape)
@@ -114,10 +138,6 @@ def test_a_write_outside_the_output_ends_with_1(monkeypatch):
     assert "the kernel wrote outside C" in result.stdout
 
 
-def test_emulating_needs_no_torch():
-    subprocess.run([sys.executable, "-c", _WITHOUT_TORCH], check=True, capture_output=True)
-
-
 @pytest.fixture
 def small_demo(monkeypatch):
     """The demo on smaller matrices; a product of its own size takes a second on each GPU."""
@@ -141,6 +161,24 @@ def test_demo(small_demo, tmp_path, columns):
     assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "").replace(
         "https://www.textualize.io", ""
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ("gfx942", ("MFMA, the matrix instruction of a wave of 64 lanes,", "8 MFMA of 16 x 16 x 16", "MFMA cuts off")),
+        ("gfx1250", ("WMMA, the matrix instruction of a wave of 32 lanes,", "2 WMMA of 16 x 16 x 32", "one rounding.")),
+    ],
+)
+def test_demo_names_the_instructions_of_each_gpu(small_demo, gpu, said):
+    result = run("demo", "--gpu", gpu, columns=120)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.stdout.split())
+    for words in said:
+        assert words in printed
+    assert ("WMMA" in printed) is (gpu == "gfx1250")
+    assert "WMMA3" not in printed
+    assert ("The G ask" in printed) is (gpu == "gfx942")  # CDNA 5 copies to LDS without registers
 
 
 def test_demo_notices_a_wrong_product(small_demo, monkeypatch):

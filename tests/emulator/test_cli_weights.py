@@ -58,6 +58,8 @@ def test_isa():
     assert found["config"].startswith("tiles:block_m=32")
     result = run("isa", "matmul", "--shape", "16,128,256", "--weight", "int4", "--no-listing")
     assert "quantized_matmul 16 x 128 x 256, fp16 by int4 with a scale for 128 k" in " ".join(result.output.split())
+    result = run("explain", "matmul", "--shape", "16,128,256", "--weight", "int4", "--out-dtype", "fp32")
+    assert "fp16 by int4 with a scale for 128 k to fp32, on gfx1151" in " ".join(result.output.split())
 
 
 def test_explain():
