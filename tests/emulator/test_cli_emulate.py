@@ -247,3 +247,14 @@ def test_doctor_tells_what_is_broken(monkeypatch):
     assert result.exit_code == 1
     assert "BROKEN" in result.stdout
     assert "compile gfx1151: RuntimeError: no code for gfx1151" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["emulate", "predict"])
+def test_a_pipe_gets_the_config_as_one_word(command):
+    """So that it can be given to --config; COLUMNS or a terminal fold it."""
+    product = ("matmul", "--gpu", "gfx1201", "--shape", "32,32,32")
+    done = CliRunner().invoke(app, [command, *product], catch_exceptions=False, env={"COLUMNS": None})
+    config = next(line.split() for line in done.stdout.splitlines() if line.startswith("Schedule"))[1]
+    assert len(config) > 100
+    assert config == json.loads(run("explain", *product, "--json").stdout)["config"]
+    assert config not in run(command, *product).stdout

@@ -19,7 +19,7 @@ from .product import (
     Shape,
     parse_product,
 )
-from .terminal import check_writable, new_console, print_json
+from .terminal import check_writable, new_console, print_facts, print_json
 from .weights import Group, Weight, WeightProduct, parse_weight, run_weight, said_of_weight
 
 
@@ -138,8 +138,8 @@ def _show(product: Product, outcome: Outcome, strict: bool, profile: bool, html:
     table.add_row("Result", ok if outcome.ok else Text("wrong: " + "; ".join(outcome.reasons), style="bold red"))
     if html is not None:
         table.add_row("Page", str(html))
+    print_facts(table)
     console = new_console()
-    console.print(table)
     if profile and html is None:
         from .profile_text import render_profile
 

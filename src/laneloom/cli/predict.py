@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .product import AsJson, Dtype, Layout, Operation, OutDtype, Product, Shape, parse_product
-from .terminal import check_writable, new_console, print_json
+from .terminal import check_writable, print_facts, print_json
 from .weights import Group, Weight, WeightProduct, parse_weight, predict_weight, said_of_weight
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def _show(product: Product, prediction: Prediction, chosen: str, flops: int, tim
         table.add_row("  waiting", ", ".join(f"{name} {share:.0%}" for name, share in stalls if share >= 0.01))
     if timeline is not None:
         table.add_row("Timeline", f"{timeline}: open it in ui.perfetto.dev")
-    new_console().print(table)
+    print_facts(table)

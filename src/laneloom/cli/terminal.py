@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,14 @@ def print_table(table: Table) -> None:
     new_console(width=max(console.width, least_width(table))).print(table)
     if same:
         console.print(f"in every row: {', '.join(same)}", style="dim")
+
+
+def print_facts(table: Table) -> None:
+    """Headings and what belongs to them, within a terminal's width. A pipe has none: a config stays one word there."""
+    console = new_console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 1000
+    console.print(table)
 
 
 def least_width(table: Table) -> int:
