@@ -25,8 +25,9 @@ from ..errors import CompileError, LaneloomError
 from ..gpu import get_gpu
 from ..ops.target import active_gpu
 from ..ops.transform3d import FusedConfig, Transform3dConfig, Transform3dProblem, execute, parse_config, plan
+from ..ops.transform3d.config import MOST_CTAS
 from ..ops.transform3d.hopper import compile_on_hopper
-from ..ops.transform3d.plan_hopper import IN_REGISTERS_UP_TO, MANY, flat_configs, fused_configs
+from ..ops.transform3d.plan_hopper import IN_REGISTERS_UP_TO, MANY, fewest_ctas, flat_configs, fused_configs
 from .matmul_tiles import read_rows, write
 from .timing import Launch, count_sets, interleave
 from .transform3d import DTYPES, copy_tensors
@@ -82,9 +83,7 @@ def configs_of_few(problem: Transform3dProblem) -> list[Transform3dConfig]:
     """The plan's, that of many tensors, and clusters."""
     of_many = plan(replace(problem, count=MANY), HOPPER)
     found = [plan(problem, HOPPER), of_many]
-    for cluster in range(2, 9):
-        if -(-problem.k // cluster) == -(-problem.k // (cluster - 1)):
-            continue  # no CTA has fewer planes
+    for cluster in dict.fromkeys(fewest_ctas(problem.k, most) for most in range(2, MOST_CTAS + 1)):
         for warps in (4, 8):
             config = FusedConfig(
                 cluster=cluster, warps=warps, bulk=problem.vector_aligned, unroll=1, as_flat=of_many.schedule == "flat",

@@ -15,7 +15,7 @@ from .model_hopper import CTA_RESERVED_BYTES, SM_SHARED_BYTES
 from .problem import Transform3dProblem
 
 _MAX_WARPS = 32
-_MAX_CLUSTER = 8
+MOST_CTAS = 8
 _MAX_ROWS_K = 64
 _MOST_ROWS = 4096  #: of a program; compilers take minutes over more
 _MFMA_FP64_TRITON = (3, 9)
@@ -53,11 +53,14 @@ class FusedConfig(Transform3dConfig):
     unroll: int = 2  #: column tiles of phase B that a warp has in flight
     as_flat: bool = False  #: the bits that `flat` gives: sums in its order, rounded where it rounds
 
+    def planes(self, problem: Transform3dProblem) -> int:
+        """Of a tensor, in a CTA; the last one of a cluster may have fewer."""
+        return -(-problem.k // self.cluster)
+
     def shared_bytes(self, problem: Transform3dProblem) -> int:
         """Dynamic shared memory of one CTA: tensors, matrices padded to tiles of 8, a barrier."""
         padded = -(-problem.k // 8) * 8
-        planes = -(-problem.k // self.cluster)
-        tensors = -(-self.group * planes * problem.k**2 * problem.element_bytes // 16) * 16
+        tensors = -(-self.group * self.planes(problem) * problem.k**2 * problem.element_bytes // 16) * 16
         return tensors + (1 if problem.same_matrix else 3) * padded * (padded + 2) * 8 + 8
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
@@ -72,10 +75,10 @@ class FusedConfig(Transform3dConfig):
             return "bulk copies need an even K, or planes of whole 16 bytes, and tensors at multiples of 16 bytes"
         if min(self.group, self.cluster, self.warps, self.ctas_per_sm, self.unroll) < 1:
             return "group, cluster, warps, ctas_per_sm and unroll must be at least 1"
-        last = problem.k - (self.cluster - 1) * -(-problem.k // self.cluster)  # planes of the last CTA
-        if self.cluster > 1 and (self.group != 1 or last < 1 or self.cluster > _MAX_CLUSTER):
+        last = problem.k - (self.cluster - 1) * self.planes(problem)  # planes of the last CTA
+        if self.cluster > 1 and (self.group != 1 or last < 1 or self.cluster > MOST_CTAS):
             return (
-                f"a cluster of at most {_MAX_CLUSTER} CTAs shares the K={problem.k} planes of one tensor, each has "
+                f"a cluster of at most {MOST_CTAS} CTAs shares the K={problem.k} planes of one tensor, each has "
                 f"some, got cluster={self.cluster} and group={self.group}"
             )
         if self.warps > _MAX_WARPS:
@@ -301,7 +304,7 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
         small = fused_config(problem, gpu, bulk) if problem.k <= FUSED_UP_TO else None
         if small is not None:
             yield small, reason
-        for cluster in (first_cluster, *(c for c in range(1, _MAX_CLUSTER + 1) if c != first_cluster)):
+        for cluster in (first_cluster, *(c for c in range(1, MOST_CTAS + 1) if c != first_cluster)):
             for ctas in range(most, 0, -1):
                 yield FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs), reason
     yield MatmulsConfig(), "no fused kernel can hold this problem, three batched products can"

@@ -144,6 +144,11 @@ def _flat(problem: Transform3dProblem, gpu: Gpu) -> FlatConfig | None:
     return _chosen(flat_configs(problem, gpu, every=True), flat_configs(problem, gpu), problem, gpu)
 
 
+def fewest_ctas(k: int, most: int) -> int:
+    """That hold as few planes each as `most` CTAs would."""
+    return ceil(k / ceil(k / most))
+
+
 def few_config(problem: Transform3dProblem, bulk: bool, unroll: int, as_flat: bool) -> FusedConfig | None:
     """Of fewer tensors than SMs: CTAs of a cluster hold one together, as many as the GPU has room for at once."""
     tensor = 8 * problem.k**3 * problem.parts
@@ -153,7 +158,7 @@ def few_config(problem: Transform3dProblem, bulk: bool, unroll: int, as_flat: bo
         return None
     four_warps = wide and most == 4 and problem.k >= _FOUR_WARPS_FROM
     return FusedConfig(
-        cluster=ceil(problem.k / ceil(problem.k / most)),
+        cluster=fewest_ctas(problem.k, most),
         warps=4 if four_warps else 8,
         bulk=bulk,
         matrix_in_registers=problem.k <= (IN_REGISTERS_UP_TO if problem.same_matrix else FUSED_UP_TO),
