@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils._contextlib import _wrap_generator
 from triton.runtime import driver
@@ -27,7 +28,7 @@ from triton.runtime import driver
 from ..errors import ArgumentError, LaneloomError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
-from .routes import ATTENTION, GRADIENTS, KEPT, MULTI_HEAD_BODY, ROUTES, Decided, Met
+from .routes import ATTENTION, GRADIENTS, MULTI_HEAD_BODY, OTHERS, ROUTES, Decided, Kept, Met, Route
 from .routing import (
     Decision,
     Request,
@@ -94,8 +95,11 @@ class _Memory:
     decisions: dict[tuple[Any, ...], Decided] = field(default_factory=dict)
     #: of calls that nothing else looks at
     met: dict[tuple[Any, ...], Met] = field(default_factory=dict)
+    #: of those that stay torch's, found by less: most calls of a model that its host limits
+    kept: dict[tuple[Any, ...], Decided] = field(default_factory=dict)
 
 
+is_any_autocast = torch._C._is_any_autocast_enabled
 _memories: dict[tuple[bool, bool], _Memory] = {}  #: by `always` and `captured`
 
 
@@ -166,25 +170,46 @@ class Patched(TorchFunctionMode):
         return call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         route = ROUTES.get(func)
         if route is not None:
-            if not (torch.compiler.is_compiling() or _active.modes):
-                with _first(self):
-                    return self.__torch_function__(func, types, args, kwargs)
-            found = self._find(func, route, args, kwargs) if route in KEPT else None
-            if found is None:
-                return route(self, func, args, kwargs)
-            (decided, run), arguments = found
-            self._counts[decided] += 1
-            return func(*args, **kwargs) if run is None else run(*arguments)
+            return self._routed(func, route, args, kwargs or {})
+        if is_compiling() or func in OTHERS:  # a compiler does not find in tables all that is in them
+            return self._other(func, types, args, kwargs or {})
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _routed(self, func: Any, route: Route, args: Any, kwargs: Any) -> Any:
+        if is_compiling() or route.kept is None:
+            return route.run(self, func, args, kwargs)
+        modes = _active.modes
+        if not modes:
+            with _first(self):
+                return self._routed(func, route, args, kwargs)
+        memory, brief = self._memory, None
+        if memory is not None and modes[-1] is self and not is_any_autocast():
+            brief = route.kept.brief(func, args, kwargs)
+            decided = None if brief is None else memory.kept.get(brief)
+            if decided is not None:
+                self._counts[decided] += 1
+                return func(*args, **kwargs)
+        found = self._find(func, route.kept, args, kwargs)
+        if found is None:
+            return route.run(self, func, args, kwargs)
+        (decided, run), arguments = found
+        self._counts[decided] += 1
+        if run is not None:
+            return run(*arguments)
+        if brief is not None and memory is not None:
+            keep(memory.kept, brief, decided)
+        return func(*args, **kwargs)
+
+    def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is F.multi_head_attention_forward:
             with self:  # its body is Python, whose products this has to see
                 return MULTI_HEAD_BODY(*args, **kwargs)
-        if func in GRADIENTS and all(t is torch.Tensor for t in types) and not torch.compiler.is_compiling():
+        if func in GRADIENTS and all(t is torch.Tensor for t in types) and not is_compiling():
             with self:  # what checkpoints compute again has to go where it went before, or torch refuses it
                 return GRADIENTS[func](*args, **kwargs)
-        if func is torch.Tensor.unflatten and torch.compiler.is_compiling():
+        if func is torch.Tensor.unflatten and is_compiling():
             func = torch.unflatten  # under a mode, Dynamo does not trace the method of Tensor that wraps it
         return func(*args, **kwargs)
 
@@ -226,13 +251,12 @@ class Patched(TorchFunctionMode):
         """Where a call goes, and why."""
         return decide_call(function, x, y, z, options, self.always, self.captured, traced=traced)
 
-    def _find(self, func: Any, route: Any, args: Any, kwargs: Any) -> tuple[Met, tuple[Any, ...]] | None:
+    def _find(self, func: Any, by: Kept, args: Any, kwargs: Any) -> tuple[Met, tuple[Any, ...]] | None:
         """What is kept of an eager call of these arguments, and those that run. None where something else looks, and of
         tensors without a key."""
-        if torch.compiler.is_compiling() or _active.modes[-1] is not self or is_watched():
+        if _active.modes[-1] is not self or is_watched():
             return None
-        arguments_of, meet = KEPT[route]
-        arguments = arguments_of(args, kwargs)
+        arguments = by.arguments(args, kwargs)
         if arguments is None or not isinstance(arguments[0], torch.Tensor):
             return None
         key = key_of(arguments)
@@ -242,7 +266,7 @@ class Patched(TorchFunctionMode):
         kept = (self._memory or self._remember()).met
         met = kept.get(key)
         if met is None:
-            met = meet(self, func, arguments)
+            met = by.meet(self, func, arguments)
             if met is None:
                 return None
             keep(kept, key, met)
@@ -310,7 +334,7 @@ def _tf32(x: Any) -> bool:
 
 def _autocast() -> Any:
     """The dtypes that autocast brings operands to, None where it is off."""
-    if not torch._C._is_any_autocast_enabled():
+    if not is_any_autocast():
         return None
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES)
 

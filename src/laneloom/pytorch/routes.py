@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from ..ops.matmul.torch_gemm import gemm_operator
 from ..ops.matmul.torch_grouped import grouped_operator
 from ..ops.matmul.torch_op import matmul_operator
 from ..ops.operators import Operator
+from ..ops.warm import PLAIN_TENSORS, Key
 from .attention import attend, prepared
 
 if TYPE_CHECKING:
@@ -24,6 +26,26 @@ if TYPE_CHECKING:
 
 Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 Met = tuple[Decided, Callable[..., Any] | None]  #: the decision, and what runs where laneloom takes the call
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How calls of a function are found again."""
+
+    #: of positional and named ones: the arguments by which a call is found, None where it is decided anew
+    arguments: Callable[[Any, Any], tuple[Any, ...] | None]
+    #: of the function too: what decides that torch keeps a call, in half the time; None where more has a say
+    brief: Callable[[Any, Any, Any], Key | None]
+    #: what is kept of a call, None for nothing
+    meet: Callable[[Patched, Any, tuple[Any, ...]], Met | None]
+
+
+@dataclass(frozen=True)
+class Route:
+    """What `patched` does with calls of a function."""
+
+    run: Callable[[Patched, Any, Any, Any], Any]
+    kept: Kept | None = None  #: None where each is decided anew
 
 
 def _takes(mode: Patched, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
@@ -139,6 +161,38 @@ def _key_of_attention(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     return None if refusal is not None or must_be_deterministic() else call
 
 
+def _brief_of_product(func: Any, args: Any, kwargs: Any) -> Key | None:
+    if kwargs or len(args) < 2:
+        return None
+    x, y = args[0], args[1]
+    if type(x) not in PLAIN_TENSORS or type(y) not in PLAIN_TENSORS or x.dtype is torch.float32:  # TF32 has a say there
+        return None
+    try:
+        return (
+            func, x.shape, x.stride(), x.dtype, x.requires_grad, y.shape, y.stride(), y.dtype, y.requires_grad,
+            len(args), args[-1] is None, x.get_device(), torch.is_grad_enabled(),
+        )  # fmt: skip
+    except RuntimeError:  # a sparse tensor has no strides
+        return None
+
+
+def _brief_of_attention(func: Any, args: Any, kwargs: Any) -> Key | None:
+    if len(args) != 3 or kwargs.get("attn_mask") is not None:
+        return None
+    q, k, v = args
+    if type(q) not in PLAIN_TENSORS or type(k) not in PLAIN_TENSORS or type(v) not in PLAIN_TENSORS:
+        return None
+    if q.dtype is torch.float32:
+        return None
+    try:
+        return (
+            q.shape, q.stride(), q.dtype, k.shape, k.stride(), v.shape, v.stride(), q.get_device(), *kwargs.items(),
+            torch.is_grad_enabled() and (q.requires_grad, k.requires_grad, v.requires_grad),
+        )  # fmt: skip
+    except RuntimeError:
+        return None
+
+
 def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     (x, y, ends, bias, out_dtype), refusal = bound(("self", "mat2", "offs", "bias", "out_dtype"), args, kwargs)
     if bias is not None:
@@ -248,25 +302,22 @@ PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.Tensor.bmm: ("bmm", ("self", "mat2")),
     F.linear: ("linear", ("input", "weight", "bias")),
 }
-ROUTES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(PRODUCTS, route_product),
-    torch.addmm: _route_addmm,
-    torch.Tensor.addmm: _route_addmm,
-    F.scaled_dot_product_attention: _route_attention,
-    torch._grouped_mm: _route_grouped,  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
-    torch._scaled_mm: _route_scaled,  # pyright: ignore[reportPrivateImportUsage]
-    torch._scaled_grouped_mm: _route_scaled_groups,  # pyright: ignore[reportPrivateImportUsage]
-}
-#: of routes whose calls are kept: a call's arguments by which it is found, None where it is decided anew, and what is
-#: kept of one, None for nothing
-KEPT: dict[Any, tuple[Callable[..., tuple[Any, ...] | None], Callable[..., Met | None]]] = {
-    route_product: (_key_of_product, _meet_product),
-    _route_attention: (_key_of_attention, _meet_attention),
+_PRODUCT = Route(route_product, Kept(_key_of_product, _brief_of_product, _meet_product))
+ROUTES: dict[Any, Route] = {
+    **dict.fromkeys(PRODUCTS, _PRODUCT),
+    torch.addmm: Route(_route_addmm),
+    torch.Tensor.addmm: Route(_route_addmm),
+    F.scaled_dot_product_attention: Route(
+        _route_attention, Kept(_key_of_attention, _brief_of_attention, _meet_attention)
+    ),
+    torch._grouped_mm: Route(_route_grouped),  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
+    torch._scaled_mm: Route(_route_scaled),  # pyright: ignore[reportPrivateImportUsage]
+    torch._scaled_grouped_mm: Route(_route_scaled_groups),  # pyright: ignore[reportPrivateImportUsage]
 }
 #: what F.scaled_mm and F.scaled_grouped_mm call; torch 2.9 has neither
 for _name, _route in (("_scaled_mm_v2", _route_scaled), ("_scaled_grouped_mm_v2", _route_scaled_groups)):
     if hasattr(torch, _name):
-        ROUTES[getattr(torch, _name)] = partial(_route, recipes=True)
+        ROUTES[getattr(torch, _name)] = Route(partial(_route, recipes=True))
 
 
 def _is_not_overridden(*args: Any) -> bool:
@@ -291,3 +342,5 @@ MULTI_HEAD_BODY = _body_of(F.multi_head_attention_forward)
 GRADIENTS = {
     function: _body_of(function) for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
+#: functions that are called otherwise, of which no product is made
+OTHERS = dict.fromkeys((F.multi_head_attention_forward, *GRADIENTS))
