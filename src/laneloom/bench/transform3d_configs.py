@@ -7,7 +7,8 @@ with a copy of the same bytes. `tests/cpu/test_transform3d_plan.py` holds the pl
 that have another copy's time are another run's, on another GPU of the kind: the shares of the copy's speed compare.
 
 `--few --out results/h200/transform3d_few.csv` measures batches of fewer tensors than the GPU has SMs by clusters, whose
-CTAs hold a tensor together, beside what more tensors take.
+CTAs hold a tensor together, beside what more tensors take; `--large --out results/h200/transform3d_large.csv` many
+tensors of the orders from 25 on (complex128 19), of which an SM has room for one or for none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -45,6 +47,11 @@ ORDERS_OF_FEW = {
     "complex64": (13, 16, 20, 29),
 }
 COUNTS_OF_FEW = (2, 14, 30, 50, 66)  #: even, as a copy of doubles wants them
+ORDERS_OF_LARGE = {
+    "fp64": range(25, 49), "fp32": range(32, 49), "complex128": range(19, 48), "complex64": (31, 32, 36, 40, 44, 48),
+}  # fmt: skip
+MOST_OF_LARGE = 1000  #: tensors
+WARPS_OF_LARGE, MOST_WARPS_OF_SM = (4, 6, 8, 12), 16  #: more leave a thread too few registers
 COUNTS = (30, 100, 256, 512, 1000, 2048, 4096, 8192, 30000)
 MOST_BYTES = 1 << 29  #: read and written; of each order one batch of so many as well
 L2_TIMES = 2.0  #: all input sets together, in sizes of the L2
@@ -91,6 +98,28 @@ def configs_of_few(problem: Transform3dProblem) -> list[Transform3dConfig]:
             )  # fmt: skip
             found.append(config)
     return [config for config in dict.fromkeys(found) if config.why_invalid(problem, HOPPER) is None]
+
+
+def configs_of_large(problem: Transform3dProblem) -> list[Transform3dConfig]:
+    """The plan's, and clusters of every size by as many CTAs of an SM as there is room for."""
+    found = [plan(problem, HOPPER)]
+    for cluster in dict.fromkeys(fewest_ctas(problem.k, most) for most in range(1, MOST_CTAS + 1)):
+        for warps, unroll in product(WARPS_OF_LARGE, (1, 2) if problem.k <= 32 else (1,)):
+            config = FusedConfig(
+                cluster=cluster, warps=warps, bulk=problem.vector_aligned, unroll=unroll, matrix_in_registers=False,
+                as_flat=found[0].schedule == "flat",
+            )  # fmt: skip
+            fits = (replace(config, ctas_per_sm=n) for n in range(MOST_WARPS_OF_SM // warps, 0, -1))
+            found += [each for each in fits if each.why_invalid(problem, HOPPER) is None][:1]
+    return list(dict.fromkeys(found))
+
+
+def large_problems() -> Iterator[Transform3dProblem]:
+    """Many tensors of large orders, an even number of them."""
+    for dtype, orders in ORDERS_OF_LARGE.items():
+        for k in orders:
+            most = MOST_BYTES // Transform3dProblem(k, 1, dtype).bytes // 2 * 2
+            yield Transform3dProblem(k, min(most, MOST_OF_LARGE), dtype)
 
 
 def few_problems() -> Iterator[Transform3dProblem]:
@@ -168,8 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--least-mb", type=int, default=0, help="leave out batches that move less")
     parser.add_argument("--few", action="store_true", help="batches of fewer tensors than SMs, by clusters")
+    parser.add_argument("--large", action="store_true", help="large orders, by clusters")
     chosen = parser.parse_args(arguments)
     of, every = (configs_of_few, few_problems()) if chosen.few else (configs_of, problems())
+    if chosen.large:
+        of, every = configs_of_large, large_problems()
     batches = {problem: of(problem) for problem in every if problem.bytes >= chosen.least_mb * 10**6}
     left_out, rows = compile_ahead(batches, chosen.jobs), list[Row]()
     for problem, configs in batches.items():
