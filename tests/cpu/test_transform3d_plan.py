@@ -12,7 +12,7 @@ from laneloom.gpu import get_gpu
 from laneloom.ops.transform3d import FusedConfig, Transform3dProblem, parse_config, plan
 from laneloom.ops.transform3d.config_flat import FlatConfig
 from laneloom.ops.transform3d.model_hopper import estimate_us
-from laneloom.ops.transform3d.plan_hopper import _OF_LARGE, _OF_MANY, LARGE, MANY
+from laneloom.ops.transform3d.plan_hopper import _OF_LARGE, _OF_LARGE_ORDERS, _OF_MANY, LARGE, MANY
 
 pytest.importorskip("torch")
 from laneloom.bench.transform3d_configs import SLOWEST, Row, read
@@ -85,8 +85,10 @@ def test_the_estimate_grows_with_the_batch():
 
 
 def test_few_tensors_are_held_by_clusters():
-    for count, cluster in ((1, 7), (15, 7), (16, 4), (30, 4), (31, 2), (66, 2), (67, 1)):
+    for count, cluster in ((1, 7), (15, 7), (16, 4), (30, 4), (31, 2), (66, 2)):
         assert plan(Transform3dProblem(27, count), HOPPER).cluster == cluster, count  # pyright: ignore
+    assert plan(Transform3dProblem(20, 66), HOPPER).cluster == 2  # pyright: ignore
+    assert plan(Transform3dProblem(20, 67), HOPPER).cluster == 1  # pyright: ignore
     for k, dtype, as_flat in ((21, "fp64", True), (20, "fp64", False), (20, "fp32", True), (32, "fp32", False)):
         config = plan(Transform3dProblem(k, 3, dtype), HOPPER)
         assert isinstance(config, FusedConfig)
@@ -100,3 +102,19 @@ def test_few_tensors_have_clusters_that_were_among_the_fastest():
     assert len(regrets) > 140
     assert mean(regrets) < 0.02
     assert max(regrets) < 0.25
+
+
+def test_large_orders_are_held_by_clusters_that_were_among_the_fastest():
+    every = rows_of_batches("transform3d_large.csv")
+    regrets = {problem: regret(problem, rows) for problem, rows in every.items()}
+    assert len(regrets) == 76
+    assert mean(regrets.values()) < 0.005
+    assert max(regrets.values()) < 0.04
+    for dtype, orders in _OF_LARGE_ORDERS.items():
+        for k, (cluster, warps, ctas, unroll) in orders.items():
+            alignment = 16 if dtype == "complex128" else 8
+            for problem in (Transform3dProblem(k, 67, dtype), Transform3dProblem(k, 5000, dtype, alignment=alignment)):
+                config = plan(problem, HOPPER)
+                assert isinstance(config, FusedConfig), problem.key
+                found = config.cluster, config.warps, config.ctas_per_sm, config.unroll
+                assert found == (cluster, warps, ctas, unroll), problem.key

@@ -237,7 +237,12 @@ _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's regis
 
 def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     """Measured knobs of a CTA with one tensor, or those of the same kind for a K that was not measured."""
+    from .plan_hopper import large_knobs
+
     k = problem.k
+    large = large_knobs(problem)
+    if large is not None:
+        return large
     few = _MEASURED_FEW.get((problem.dtype, k))
     if problem.count <= FEW_TENSORS and few is not None:
         return dict(few)

@@ -52,10 +52,34 @@ _OF_LARGE: Mapping[str, Mapping[int, tuple[int, int, int]]] = {
     },
     "complex64": {8: (4, 8, 4), 13: (2, 5, 5), 16: (1, 4, 4), 20: (1, 6, 2)},
 }  # fmt: skip
+#: dtype -> K, of which an SM has room for a tensor or for none -> CTAs of a cluster, warps of a CTA, CTAs of an SM and
+#: column tiles in flight that were the fastest of transform3d_large.csv; of the orders left out config.py's are
+_OF_LARGE_ORDERS: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    "fp64": {
+        27: (2, 8, 2, 2), 28: (2, 8, 2, 2), 29: (2, 8, 2, 2), 30: (1, 12, 1, 1), 31: (4, 8, 2, 2), 33: (3, 6, 2, 1),
+        34: (4, 6, 2, 1), 35: (6, 4, 3, 1), 36: (4, 6, 2, 1), 38: (5, 4, 2, 1), 39: (8, 6, 2, 1), 40: (8, 6, 2, 1),
+        41: (6, 4, 2, 1), 42: (7, 4, 2, 1), 48: (6, 8, 1, 1),
+    },
+    "fp32": {
+        33: (3, 4, 3, 1), 34: (2, 6, 2, 1), 35: (3, 4, 3, 1), 36: (1, 12, 1, 1), 37: (1, 12, 1, 1), 38: (4, 4, 3, 1),
+        39: (4, 4, 3, 1), 40: (5, 4, 3, 1), 48: (6, 4, 2, 1),
+    },
+    "complex128": {
+        25: (3, 6, 2, 2), 26: (3, 6, 2, 1), 27: (7, 4, 4, 2), 28: (6, 4, 3, 2), 29: (6, 4, 3, 2),
+        30: (8, 4, 3, 2), 31: (8, 4, 3, 2), 32: (8, 4, 3, 2), 33: (7, 6, 2, 1), 34: (7, 6, 2, 1), 35: (7, 6, 2, 1),
+        41: (7, 8, 1, 1), 42: (7, 8, 1, 1), 43: (8, 8, 1, 1),
+    },
+    "complex64": {31: (8, 4, 4, 2), 36: (6, 4, 3, 1), 40: (8, 6, 2, 1), 44: (8, 4, 2, 1)},
+}  # fmt: skip
+#: where it was not measured, as FP64, of which a tensor has as many bytes
+_OF_LARGE_ORDERS["complex64"] |= {
+    k: knobs for k, knobs in _OF_LARGE_ORDERS["fp64"].items() if 32 < k < 44 and k not in _OF_LARGE_ORDERS["complex64"]
+}
 MANY, LARGE = 1000, 150_000_000
 #: CTAs of a cluster -> bytes, as FP64, of a tensor that is faster so, and clusters that the GPU has room for; pairs of
 #: CTAs are no help to complex128 (transform3d_few.csv)
 _CLUSTERS_OF_FEW = {8: (16_000, 15), 4: (16_000, 30), 2: (35_000, 66)}
+_PAIRS_UP_TO = 40
 _FOUR_WARPS_FROM = 24  #: K of complex128, in clusters of four
 IN_REGISTERS_UP_TO = 16  #: K whose matrix they have in registers
 FUSED_UP_TO = 12  #: K; beyond, a CTA of `fused` has one tensor, and its knobs are measured ones
@@ -165,6 +189,16 @@ def few_config(problem: Transform3dProblem, bulk: bool, unroll: int, as_flat: bo
         unroll=unroll if four_warps else 1,
         as_flat=as_flat,
     )
+
+
+def large_knobs(problem: Transform3dProblem) -> dict[str, Any] | None:
+    """Of many tensors of an order that was measured by clusters, where another knob than config.py's is faster; of few
+    ones too where pairs of CTAs cannot hold them."""
+    knobs = _OF_LARGE_ORDERS[problem.dtype].get(problem.k)
+    if knobs is None or (problem.count <= _CLUSTERS_OF_FEW[2][1] and problem.k <= _PAIRS_UP_TO):
+        return None
+    names = ("cluster", "warps", "ctas_per_sm", "unroll")
+    return {**dict(zip(names, knobs, strict=True)), "matrix_in_registers": False}
 
 
 def fused_config(problem: Transform3dProblem, gpu: Gpu, bulk: bool) -> FusedConfig | None:
