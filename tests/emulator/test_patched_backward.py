@@ -275,3 +275,11 @@ def test_the_host_of_both_directions_is_weighed(monkeypatch):
             with laneloom.patched(captured=captured) as p:
                 F.linear(X, W)
             assert [e.routed for e in p.report().entries] == [True]
+    for host, routed in ((14.0, True), (20.0, False)):  # of a forward in layers, where it takes longer than in a loop
+        table = measurements.Table(rows, {"matmul": (8.0, 9.0), "matmul in layers": (13.0, host)})
+        monkeypatch.setattr(routing, "table_of", lambda name, table=table: table)
+        with laneloom.patched() as p:
+            F.linear(X, W)
+        assert [e.routed for e in p.report().entries] == [routed]
+        request = routing.product_request("linear", X, W, None)
+        assert routing.decide(request, "cpu", always=False, traced=True).routed

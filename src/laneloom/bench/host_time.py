@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ METHOD_HOST = "host: wall time of 200 warm calls without synchronisation, queue 
 CALLS, ROUNDS = 200, 9
 LAYERS = 8  #: after each other, each the call in question with what stands around it in models; a backward begins once
 #: op -> the case of layers; what stands around a call is measured without it too, and taken off
-IN_LAYERS = {"matmul": "linear in layers, both ways", "attention": "attention in layers, both ways"}
+IN_LAYERS = {"matmul": "linear in layers", "attention": "attention in layers"}
+BOTH_WAYS = ", both ways"
 WITH, WITHOUT = f"{LAYERS} layers", f"{LAYERS} layers without the call"
 PATCHED = ", patched and routed"
 
@@ -131,15 +133,25 @@ def cases(device: str) -> Iterator[Case]:
     for op, case in IN_LAYERS.items():
         leaves, call = calls[op]
 
-        def layers(call: Callable[[torch.Tensor], torch.Tensor], leaves: tuple[torch.Tensor, ...] = leaves) -> object:
-            x = leaves[0]
+        def layers(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = leaves[0]) -> torch.Tensor:
             for _ in range(LAYERS):
                 x = x + F.gelu(call(F.layer_norm(x, x.shape[-1:])))
-            return torch.autograd.grad(x.sum(), leaves, allow_unused=True)
+            return x
 
-        plain = {WITH: lambda f=layers, call=call: f(call), WITHOUT: lambda f=layers: f(lambda x: x)}
-        both = plain | {name + PATCHED: run for name, run in plain.items()}
-        yield Case(case, True, both, {name + PATCHED: lambda: patched(always=True) for name in plain})
+        def forward(call: Callable[..., torch.Tensor], layers: Callable[..., torch.Tensor] = layers) -> object:
+            with torch.no_grad():
+                return layers(call)
+
+        def both(
+            call: Callable[..., torch.Tensor], layers: Callable[..., torch.Tensor] = layers, leaves: Any = leaves
+        ) -> object:
+            return torch.autograd.grad(layers(call).sum(), leaves, allow_unused=True)
+
+        for gradients, run in ((False, forward), (True, both)):
+            plain = {WITH: lambda run=run, call=call: run(call), WITHOUT: lambda run=run: run(lambda x: x)}
+            every = plain | {name + PATCHED: run for name, run in plain.items()}
+            contexts = {name + PATCHED: lambda: patched(always=True) for name in plain}
+            yield Case(case + BOTH_WAYS * gradients, gradients, every, contexts)
     yield Case("gelu, both ways", True, {
         "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
         "laneloom.gemm": both_ways(lambda: laneloom.gemm(a, b, activation="gelu")),
@@ -213,14 +225,20 @@ _ROWS = (
 )  # fmt: skip
 
 
-def in_layers(records: Iterable[Record], op: str) -> tuple[float, float] | None:
-    """Host time of a call forward and backward in layers, torch's and laneloom's, by the newest records, if any."""
-    newest = {r.candidate: r.median_us for r in records if r.op == f"host_time/{IN_LAYERS[op]}"}
+def in_layers(records: Iterable[Record], op: str, gradients: bool) -> tuple[float, float] | None:
+    """Host time of a call in layers, torch's and laneloom's, by the newest records, if any; with gradients of forward
+    and backward."""
+    case = f"host_time/{IN_LAYERS[op]}{BOTH_WAYS * gradients}"
+    newest = {r.candidate: r.median_us for r in records if r.op == case}
     names = [(WITH + how, WITHOUT + how) for how in ("", PATCHED)]
     if not all(name in newest for pair in names for name in pair):
         return None
     theirs, ours = ((newest[whole] - newest[rest]) / LAYERS for whole, rest in names)
     return theirs, ours
+
+
+def _cells(times: Iterable[float]) -> str:
+    return " | ".join(f"{us:.1f}" for us in times)
 
 
 def render(records: Iterable[Record]) -> str:
@@ -232,9 +250,11 @@ def render(records: Iterable[Record]) -> str:
         times = [newest.get((op, gradients, name)) for gradients in (False, True) for name in candidates]
         lines.append(f"| {words} | " + " | ".join("" if us is None else f"{us:.1f}" for us in times) + " |")
     for words, op in (("`F.linear` with a bias", "matmul"), ("`scaled_dot_product_attention`", "attention")):
-        if times := in_layers(records, op):
-            cells = " | ".join(f"{us:.1f}" for us in times)
-            lines.append(f"| {words} in a model's layers, forward and backward, routed |  |  | {cells} |")
+        forward, both = (in_layers(records, op, gradients) or () for gradients in (False, True))
+        if forward:
+            lines.append(f"| {words} in a model's layers, routed | {_cells(forward)} |  |  |")
+        if both:
+            lines.append(f"| {words} in a model's layers, forward and backward, routed |  |  | {_cells(both)} |")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import GPUS
-from ..pytorch.measurements import SCHEMA_VERSION, WITH_GRADIENTS
+from ..pytorch.measurements import ALONE, SCHEMA_VERSION, WITH_GRADIENTS
 from .attention_models import read as read_models
 from .calls import read as read_calls
 from .host_time import IN_LAYERS, in_layers
@@ -81,15 +81,16 @@ _HOST = {
 
 
 def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Host time of a warm call by op, torch's and laneloom's, the newest of each; with gradients that of forward and
-    backward in layers after each other, where a backward begins once."""
+    """Host time of a warm call by op, torch's and laneloom's, the newest of each; in layers after each other that of the
+    forward, and with gradients of forward and backward, which begins once."""
     records = [record for record in records if record.op.startswith("host_time/")]
     times = {(r.op, r.candidate): r.median_us for r in records if not r.problem["gradients"]}
     found: dict[str, tuple[float | None, float | None]] = {
         op: (times.get((f"host_time/{case}", theirs)), times.get((f"host_time/{case}", ours)))
         for op, (case, theirs, ours) in _HOST.items()
     }
-    found |= {op + WITH_GRADIENTS: in_layers(records, op) or (None, None) for op in IN_LAYERS}
+    found |= {op + ALONE: in_layers(records, op, False) or (None, None) for op in IN_LAYERS}
+    found |= {op + WITH_GRADIENTS: in_layers(records, op, True) or (None, None) for op in IN_LAYERS}
     return {
         op: {"torch": round(theirs, 2), "laneloom": round(ours, 2)}
         for op, (theirs, ours) in found.items() if theirs is not None and ours is not None

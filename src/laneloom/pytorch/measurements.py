@@ -18,7 +18,8 @@ from ..errors import LaneloomError
 from ..ops.matmul import tuned
 
 SCHEMA_VERSION = 2
-WITH_GRADIENTS = " with gradients"  #: what ops of `host_us` end in that stand for a forward with its backward
+#: what ops of `host_us` end in that stand for calls in a model's layers, alone and with their backward
+ALONE, WITH_GRADIENTS = " in layers", " with gradients"
 REACH = 1.0  #: a measurement speaks for sizes that are at most this many doublings away, in each of them
 
 
@@ -52,7 +53,7 @@ class Table:
     """What is known of a GPU."""
 
     measurements: tuple[Measurement, ...] = ()
-    #: of a warm call of each op, and of one with its backward, torch's and laneloom's
+    #: of a warm call of each op, and of one in layers, alone and with its backward, torch's and laneloom's
     host_us: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     #: op, kind, number of sizes, whether rows are regular -> sizes in doublings, measurement
     by_kind: Mapping[tuple[str, str, int, bool], _Placed] = field(init=False, repr=False, compare=False)

@@ -23,6 +23,7 @@ from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
 from .measurements import (
+    ALONE,
     WITH_GRADIENTS,
     Measurement,
     Table,
@@ -361,7 +362,8 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False, traced: bool = 
 def _host_us(request: Request, table: Table, traced: bool) -> tuple[float, float]:
     """What the host needs for a call and its gradients, torch's and laneloom's."""
     ops = [HOST_OF.get(part.op, part.op) for part in request.parts]
-    if len(ops) > 1 and not traced and (both := table.host_us.get(ops[0] + WITH_GRADIENTS)):
-        return both
+    in_layers = table.host_us.get(ops[0] + (WITH_GRADIENTS if len(ops) > 1 else ALONE))
+    if in_layers is not None and not traced:
+        return in_layers
     theirs, ours = zip((0.0, 0.0), *(table.host_us.get(op, (0.0, 0.0)) for op in ops), strict=True)
     return sum(theirs), sum(ours)
