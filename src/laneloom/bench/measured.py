@@ -81,8 +81,8 @@ _HOST = {
 
 
 def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Host time of a warm call by op, torch's and laneloom's, the newest of each; in layers after each other that of the
-    forward, and with gradients of forward and backward, which begins once."""
+    """Host time of a warm call by op, torch's and laneloom's, the newest of each; in layers after each other of the
+    forward alone, and with gradients of forward and backward, which begins once."""
     records = [record for record in records if record.op.startswith("host_time/")]
     times = {(r.op, r.candidate): r.median_us for r in records if not r.problem["gradients"]}
     found: dict[str, tuple[float | None, float | None]] = {
