@@ -25,7 +25,7 @@ def decided(monkeypatch):
         return routing.Decision(False, "torch is faster")
 
     monkeypatch.setattr(patch, "decide", decide)
-    monkeypatch.setattr(patch, "key_of", lambda args: tuple(_key(x) for x in args))
+    monkeypatch.setattr(patch, "key_of", lambda args: (torch.is_grad_enabled(), *map(_key, args)))
     monkeypatch.setattr(patch, "_memories", {})
     return calls
 
@@ -80,6 +80,28 @@ def test_another_call_is_decided_by_itself(decided, name):
         assert len(decided) == 2
         OTHERS[name]()
     assert len(decided) == 3
+
+
+def test_a_parameter_is_found_by_which_it_is(decided, monkeypatch):
+    monkeypatch.setattr(patch, "MOST_CALLS", 3)  # calls are counted in between
+    weight, other = (torch.nn.Parameter(torch.ones(16, 16).half()) for _ in "ab")
+    with laneloom.patched() as p:
+        for _ in range(10):
+            F.linear(X, weight, BIAS)
+        assert len(decided) == 1
+        F.linear(X, other, BIAS)
+        assert len(decided) == 1  # by all that a kernel depends on
+        for _ in range(3):  # each may lie where the last one did
+            weight = torch.nn.Parameter(torch.ones(16, 16).half().mT)
+            F.linear(X, weight, BIAS), F.linear(X, weight, BIAS)
+        assert len(decided) == 2
+        with torch.no_grad():
+            F.linear(X, weight, BIAS), F.linear(X, weight, BIAS)
+        assert len(decided) == 3
+        weight.requires_grad_(False)
+        F.linear(X, weight, BIAS), F.linear(X[:1], weight, BIAS)
+    assert len(decided) == 5
+    assert p.report().kept == 21
 
 
 def test_autocast_and_masks_are_seen(decided):

@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from triton.runtime import driver
 
 from ..errors import ArgumentError, LaneloomError
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
-from ..ops.warm import keep, key_of
+from ..ops.warm import MOST_CALLS, keep, key_of
 from .routes import ATTENTION, GRADIENTS, MULTI_HEAD_BODY, OTHERS, ROUTES, Decided, Kept, Met, Route
 from .routing import (
     Decision,
@@ -88,6 +89,14 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Stays:
+    """A call that torch keeps."""
+
+    decided: Decided
+    weight: Callable[[], Any] | None  #: gives the parameter of which it is, while that lives; None where any is meant
+
+
+@dataclass(frozen=True)
 class _Memory:
     """Decisions that were made, while what they rest on stays what it is."""
 
@@ -96,7 +105,7 @@ class _Memory:
     #: of calls that nothing else looks at
     met: dict[tuple[Any, ...], Met] = field(default_factory=dict)
     #: of those that stay torch's, found by less: most calls of a model that its host limits
-    kept: dict[tuple[Any, ...], Decided] = field(default_factory=dict)
+    kept: dict[tuple[Any, ...], Stays] = field(default_factory=dict)
 
 
 is_any_autocast = torch._C._is_any_autocast_enabled
@@ -142,6 +151,7 @@ class Patched(TorchFunctionMode):
                 raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
         self.always, self.captured = always, captured
         self._counts: Counter[Decided] = Counter()
+        self._stayed: list[Decided] = []  #: to be counted: to look at a table's keys in each call takes long
         self._traced: set[Decided] = set()
         self._memory: _Memory | None = None
 
@@ -187,9 +197,11 @@ class Patched(TorchFunctionMode):
         memory, brief = self._memory, None
         if memory is not None and modes[-1] is self and not is_any_autocast():
             brief = route.kept.brief(func, args, kwargs)
-            decided = None if brief is None else memory.kept.get(brief)
-            if decided is not None:
-                self._counts[decided] += 1
+            stays = None if brief is None else memory.kept.get(brief)
+            if stays is not None and (stays.weight is None or stays.weight() is args[1]):
+                self._stayed.append(stays.decided)
+                if len(self._stayed) > MOST_CALLS:
+                    self._count_stayed()
                 return func(*args, **kwargs)
         found = self._find(func, route.kept, args, kwargs)
         if found is None:
@@ -198,9 +210,14 @@ class Patched(TorchFunctionMode):
         self._counts[decided] += 1
         if run is not None:
             return run(*arguments)
-        if brief is not None and memory is not None:
-            keep(memory.kept, brief, decided)
+        if brief is not None and memory is not None and args[0].dtype is not torch.float32:  # TF32 has a say there
+            weight = weakref.ref(args[1]) if type(args[1]) is torch.nn.Parameter else None
+            keep(memory.kept, brief, Stays(decided, weight))
         return func(*args, **kwargs)
+
+    def _count_stayed(self) -> None:
+        self._counts.update(self._stayed)
+        self._stayed.clear()
 
     def _other(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is F.multi_head_attention_forward:
@@ -215,6 +232,7 @@ class Patched(TorchFunctionMode):
 
     def report(self) -> Report:
         """What ran where so far."""
+        self._count_stayed()
         entries = [Entry(*key, calls) for key, calls in self._counts.items()]
         return Report([*entries, *(Entry(*key, 0) for key in self._traced)])
 

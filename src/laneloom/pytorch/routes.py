@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, is_grad_enabled
+from torch.nn import Parameter
 
 from ..ops.attention.arguments import MOST_SCALE
 from ..ops.attention.torch_op import must_be_deterministic
@@ -162,35 +164,36 @@ def _key_of_attention(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
 
 
 def _brief_of_product(func: Any, args: Any, kwargs: Any) -> Key | None:
+    """Of a layer's weight: which one it is stands for how it lies."""
     if kwargs or len(args) < 2:
         return None
     x, y = args[0], args[1]
-    if type(x) not in PLAIN_TENSORS or type(y) not in PLAIN_TENSORS or x.dtype is torch.float32:  # TF32 has a say there
+    if type(x) not in PLAIN_TENSORS:
         return None
+    terms = len(args), args[-1] is None, is_grad_enabled()
     try:
-        return (
-            func, x.shape, x.stride(), x.dtype, x.requires_grad, y.shape, y.stride(), y.dtype, y.requires_grad,
-            len(args), args[-1] is None, x.get_device(), torch.is_grad_enabled(),
-        )  # fmt: skip
-    except RuntimeError:  # a sparse tensor has no strides
-        return None
+        if type(y) is Parameter:
+            return func, id(y), x.shape, x.requires_grad, y.requires_grad, *terms
+        if type(y) is Tensor:
+            of_x = x.shape, x.stride(), x.dtype, x.requires_grad, x.get_device()
+            return func, *of_x, y.shape, y.stride(), y.dtype, y.requires_grad, *terms
+    except RuntimeError:  # a sparse tensor has no strides, a nested one no shape
+        pass
+    return None
 
 
 def _brief_of_attention(func: Any, args: Any, kwargs: Any) -> Key | None:
+    """How operands lie decides nothing."""
     if len(args) != 3 or kwargs.get("attn_mask") is not None:
         return None
     q, k, v = args
-    if type(q) not in PLAIN_TENSORS or type(k) not in PLAIN_TENSORS or type(v) not in PLAIN_TENSORS:
-        return None
-    if q.dtype is torch.float32:
+    if not type(q) is type(k) is type(v) is Tensor:
         return None
     try:
-        return (
-            q.shape, q.stride(), q.dtype, k.shape, k.stride(), v.shape, v.stride(), q.get_device(), *kwargs.items(),
-            torch.is_grad_enabled() and (q.requires_grad, k.requires_grad, v.requires_grad),
-        )  # fmt: skip
+        sizes = q.shape, k.shape, v.shape, q.dtype, q.get_device(), *kwargs.items()
     except RuntimeError:
         return None
+    return *sizes, is_grad_enabled() and (q.requires_grad, k.requires_grad, v.requires_grad)
 
 
 def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
