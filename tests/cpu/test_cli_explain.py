@@ -73,7 +73,7 @@ def test_transform_says_why():
 def test_tables_say_the_same():
     shown = " ".join(run("transform3d", "--gpu", "sm_90a", "--shape", "31,100", "--dtype", "complex64").stdout.split())
     assert "transform3d of 100 tensors, K = 31, complex64, on sm_90a" in shown
-    assert "Transform fused group=1 cluster=2" in shown
+    assert "Transform fused group=1 cluster=8" in shown
     assert "refused bulk copies need an even K" in shown
     shown = " ".join(run("attention", "--gpu", "gfx942", "--shape", "1,8,1024,512").stdout.split())
     assert "Query backward rows=16" in shown
