@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[2] / "src" / "laneloom"
 # cli -> tune -> bench -> pytorch -> ops, timing -> device -> codegen, emulator -> isa -> gpu, errors
 LEVELS = {
@@ -91,6 +93,13 @@ def test_importing_laneloom_is_quick_and_pulls_in_nothing_heavy():
     runs = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(3)]
     assert not {"torch", "triton", "numpy"}.intersection(runs[0])
     assert min(float(seconds) for seconds, *_ in runs) < 0.1
+
+
+def test_operators_are_registered_without_the_compiler():
+    """It takes a second, also of commands that ask what `patched` would do."""
+    pytest.importorskip("torch")
+    code = "import sys, laneloom.pytorch; print('torch._dynamo' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 def test_modules_that_pages_name_are_attributes():

@@ -28,10 +28,14 @@ OPTIONS = (
 _MORE = "bool deterministic=False, float softcap=0.0"
 
 
-@torch.compiler.assume_constant_result  # the compiler guards the switch itself, and traces no question for `warn_only`
 def must_be_deterministic() -> bool:
     """Whether `torch.use_deterministic_algorithms` is on, and does not only warn."""
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+# The mark of torch.compiler.assume_constant_result, which takes a second to import the compiler. That guards the switch
+# itself, and traces no question for `warn_only`.
+must_be_deterministic._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def attend_tensors(
