@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from laneloom.bench import matmul as matmul_bench
 from laneloom.bench import records, report
+from laneloom.bench.html_report import gather
 from laneloom.bench.suites import SUITES, load_suite, quick_cases
 from laneloom.bench.timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing
 from laneloom.errors import ArgumentError
@@ -69,6 +70,34 @@ def test_a_damaged_record_is_named_by_its_line(tmp_path, line, word):
     with pytest.raises(ArgumentError, match=word) as caught:
         records.load(path)
     assert ":2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"schema_version": ...}, "it has no schema_version"), ({"flops": ...}, "it has no flops"),
+        ({"environment": ...}, "it has no environment"), ({"environment": 5}, "environment is 5"),
+        ({"environment": {"gpu": "x"}}, "it has no driver"), ({"config": 5}, "config is 5"),
+        ({"median_us": None}, "median_us is None"), ({"median_us": 0}, "median_us is 0"),
+        ({"median_us": float("nan")}, "median_us is nan"), ({"more": 1}, "it has more, which records have not"),
+    ],
+)  # fmt: skip
+def test_a_line_that_lacks_what_records_have(tmp_path, change, why):
+    path = tmp_path / "matmul.jsonl"
+    records.append(path, record())
+    fields = json.loads(path.read_text()) | change
+    with path.open("a") as file:
+        file.write("\n" + json.dumps({name: value for name, value in fields.items() if value is not ...}))
+    with pytest.raises(ArgumentError) as caught:
+        records.load(path)
+    assert str(caught.value) == f"{path}:3 is no benchmark record: {why}"
+
+
+def test_a_report_of_a_file_whose_records_lost_their_schema(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    path.write_text('{"median_us": 3.0}\n')
+    with pytest.raises(ArgumentError, match=r"gpu\.jsonl:1 is no benchmark record: it has no op"):
+        gather(tmp_path)
 
 
 def test_a_figure_that_is_not_a_number_is_not_written(tmp_path):

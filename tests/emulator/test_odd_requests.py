@@ -100,7 +100,7 @@ def test_check_says_what_cannot_be_assembled(tmp_path):
 def test_a_record_that_is_no_object(tmp_path):
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps([1, 2]) + "\n")
-    assert "is no benchmark record: a list, expected an object" in call("compare", file, file).output
+    assert "is no benchmark record: it holds [1, 2] in place of an object" in call("compare", file, file).output
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")

@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -180,6 +180,29 @@ def append(path: str | Path, record: Record) -> None:
         file.write(line + "\n")
 
 
+_JSON_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,), "float": (int, float), "int": (int,), "bool": (bool,), "None": (type(None),), "Environment": (dict,),
+    "Mapping[str, Any]": (dict,),
+}  # fmt: skip
+
+
+def _why_none(value: Any, kind: type) -> str | None:
+    """Why what a line holds is no `kind`, Record or Environment; None where it is one."""
+    if not isinstance(value, dict):
+        return f"it holds {value!r:.40} in place of an object"
+    fields: dict[str, Any] = {f.name: f for f in dataclasses.fields(kind)}
+    for name, f in fields.items():
+        needed = f.default is f.default_factory is MISSING or name == "schema_version"
+        if needed and name not in value:
+            return f"it has no {name}"
+    for name, given in value.items():
+        if name not in fields:
+            return f"it has {name}, which records have not"
+        if not isinstance(given, tuple(x for part in fields[name].type.split(" | ") for x in _JSON_KINDS[part])):
+            return f"{name} is {given!r:.40}"
+    return None
+
+
 def load(path: str | Path) -> list[Record]:
     """All records of a file, oldest first; an absent file holds none.
 
@@ -200,12 +223,13 @@ def load(path: str | Path) -> list[Record]:
             continue
         try:
             fields = json.loads(line)
-            if not isinstance(fields, dict):
-                raise TypeError(f"a {type(fields).__name__}, expected an object")
-            version = fields.get("schema_version")
-            if version != SCHEMA_VERSION:
-                raise ArgumentError(f"{path}:{number} has schema {version}; this reads {SCHEMA_VERSION}")
-            records.append(Record(**{**fields, "environment": Environment(**fields["environment"])}))
-        except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
-            raise ArgumentError(f"{path}:{number} is no benchmark record: {error}") from error
+        except (ValueError, RecursionError):
+            raise ArgumentError(f"{path}:{number} is no benchmark record: it is no whole JSON object") from None
+        if isinstance(fields, dict) and fields.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise ArgumentError(f"{path}:{number} has schema {fields['schema_version']!r}; this reads {SCHEMA_VERSION}")
+        why = _why_none(fields, Record) or _why_none(fields["environment"], Environment)
+        if why is not None or not fields["median_us"] > 0:
+            why = why or f"median_us is {fields['median_us']}"
+            raise ArgumentError(f"{path}:{number} is no benchmark record: {why}")
+        records.append(Record(**{**fields, "environment": Environment(**fields["environment"])}))
     return records
