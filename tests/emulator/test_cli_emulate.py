@@ -91,6 +91,7 @@ def test_floats_of_8_bits_on_cdna_5(dtype):
         ["ladder", "sgemm", "--gpu", "gfx1100", "--step", "k2", "--no-predict"],
         ["ladder", "sgemm", "--gpu", "h200"],
         ["report", "-o", "page.html"],
+        ["explain", "matmul", "--gpu", "sm_90a"],
     ],
     ids=" ".join,
 )
@@ -99,6 +100,21 @@ def test_what_needs_no_torch(words, tmp_path):
         [sys.executable, "-c", _WITHOUT_TORCH, *words], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["isa", "matmul", "--gpu", "sm_90a"],
+        ["ladder", "transform3d", "--gpu", "gfx1151"],
+        ["profile", "attention", "--gpu", "gfx1151"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_torch_says_so(words):
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH, *words], capture_output=True, text=True, check=False)
+    expected = "laneloom: the package 'torch' is missing: run `pip install torch`\n"
+    assert (done.returncode, done.stderr) == (2, expected)
 
 
 @pytest.mark.parametrize("shape", ["0,5,5", "5,0,5", "5,5,0", "1,1,1"])

@@ -95,7 +95,7 @@ class _Commands(TyperGroup):
             if package in ("laneloom", ""):
                 raise
             typer.echo(f"laneloom: the package {package!r} is missing: run `pip install {package}`", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +229,7 @@ def explain(
     planned = None if config else plan_with_reasons(problem, row)
     chosen = planned.config if planned else execute.checked_config(problem, row, config)
     passed_over = planned.passed_over if planned else ()
-    facts = (*execute.schedule_of(chosen).facts(problem, chosen, row), *extra)
+    facts = (*_facts(problem, chosen, row), *extra)
     if nothing:
         no_result = 0 in (*asked.batch, asked.m, asked.n)
         facts = ("C has no elements: nothing runs" if no_result else "K = 0: C is its terms or zeros",)
@@ -242,6 +243,16 @@ def explain(
         tuple((other.text, why) for other, why in passed_over),
         planned.source if planned else "asked for",
     )
+
+
+def _facts(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> Sequence[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    try:
+        return execute.schedule_of(config).facts(problem, config, gpu)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return ["what this schedule's launches look like is said where PyTorch is, on whose tensors alone it runs"]
 
 
 def _problem_of_operands(a: Any, b: Any, out_dtype: Any, precision: str | None, acc_dtype: Any) -> MatmulProblem:
