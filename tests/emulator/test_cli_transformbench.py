@@ -35,8 +35,14 @@ def test_validate_fails_when_the_kernel_is_wrong(monkeypatch):
 
 def test_a_level_that_cannot_run_says_why_and_fails():
     result = run("validate", "--gpu", "gfx1151", "-l", "7", "-K", "20")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "REFUSED" in result.stdout
+
+
+def test_a_wrong_result_counts_more_than_a_refusal(monkeypatch):
+    lines = [transformbench.Validation(k, 2, "3", 1.0, 1.0, why) for k, why in ((4, "no"), (6, None), (8, "no"))]
+    monkeypatch.setattr(transformbench, "validate", lambda *_: lines)
+    assert run("validate", "--gpu", "gfx1151").exit_code == 1
 
 
 def test_timing_needs_a_gpu():

@@ -140,8 +140,8 @@ class Validation:
 def validate(level: str | int = "3", k: int | None = None, nfuncs: int = 16) -> Iterator[Validation]:
     """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10; a level that cannot run says why.
 
-    The caller's exit status is 1 unless all have passed. Works inside `laneloom.emulated`. Raises ArgumentError for an
-    unknown level and sizes below 1, UnsupportedError without a GPU.
+    Works inside `laneloom.emulated`. Raises ArgumentError for an unknown level and sizes below 1, UnsupportedError
+    without a GPU.
     """
     _check_sizes(**({} if k is None else {"K": k}), N=nfuncs)
     level = str(level)

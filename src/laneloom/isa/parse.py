@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ..errors import EmulationError
+from ..errors import ArgumentError, EmulationError
 from .expressions import value_of
 from .flow import Flow, flow_of
 from .handwritten import as_printed, line_number
@@ -135,17 +135,20 @@ def kernel_names(text: str) -> list[str]:
 
 
 def parse(text: str, kernel: str | None = None) -> Listing:
-    """Parse one kernel of an assembly text (`kernel` may be left out where there is only one)."""
+    """Parse one kernel of an assembly text (`kernel` may be left out where there is only one).
+
+    Raises ArgumentError where the text has no such kernel, EmulationError for a line that is none.
+    """
     text = as_printed(plain_symbols(text))
     names = kernel_names(text)
     if not names:
-        raise EmulationError("no kernel in this assembly: it has no .amdhsa_kernel")
+        raise ArgumentError("no kernel in this assembly: it has no .amdhsa_kernel")
     if kernel is None:
         if len(names) != 1:
-            raise EmulationError(f"name one kernel of this assembly: it describes {', '.join(names)}")
+            raise ArgumentError(f"name one kernel of this assembly: it describes {', '.join(names)}")
         kernel = names[0]
     elif kernel not in names:
-        raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names)}")
+        raise ArgumentError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names)}")
     listing = Listing(kernel, [], {}, descriptor(text, kernel))
     lines = text.split("\n")
     files = {m[1]: file_name(m) for m in FILE.finditer(text)}
