@@ -43,7 +43,7 @@ def test_lines_that_tma_cannot_read_stream_where_they_lie(of, facts):
     assert (plan(of, GPU) == config) == (vector >= 4 or long * of.k >= 1 << 25)
     assert {name: getattr(config, name) for name in facts} == facts
     assert MatmulConfig.parse(config.text) == config
-    assert f"{config.ctas(of)} CTAs stream" in schedule_of(config).facts(of, config, GPU)[0]
+    assert f"{config.ctas(of)} CTAs, past whose mma" in schedule_of(config).facts(of, config, GPU)[0]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,6 @@ def test_every_described_kernel_is_checked_by_itself(isa):
     code, report = isa(TWO, "--check")
     assert code == 1
     assert report.count("runs-past-end") == 1
-    assert "second for gfx942: 1 instructions" in report
+    assert "second for gfx942: 1 instruction " in report
     _, report = isa(TWO, "--check", "--kernel", "first")
     assert "first for gfx942: 5 instructions warning accumulator-moves" in report

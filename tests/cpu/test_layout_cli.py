@@ -197,7 +197,7 @@ def test_instructions():
     assert row["registers"] == {"64": {"A": 2, "B": 2, "C": 16, "D": 16}}
     assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in run("instructions", "--gpu", "h200").stdout
     builtin = run("instructions", "--gpu", "gfx1201", "__builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12").stdout
-    assert "1 instructions of gfx1201" in builtin
+    assert "1 instruction of gfx1201" in builtin
     assert "v_wmma_f32_16x16x16_f16" in builtin
     unknown = run("instructions", "--gpu", "gfx1201", "v_wmma_f32_16x16x16_f17", code=2)
     assert "the nearest are v_wmma_f32_16x16x16_f16" in unknown.output

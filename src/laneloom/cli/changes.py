@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import ArgumentError
+from ..isa.words import counted
 from .terminal import new_console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ def _show(comparison: Comparison) -> None:
     console = new_console()
     low, high = comparison.interval
     console.print(
-        f"{len(comparison.changes)} figures in both ({comparison.only_old} only in the old, {comparison.only_new} only "
-        f"in the new). Speedup {comparison.mean:.4f} in the geometric mean, 95% of resamplings {low:.4f} to "
-        f"{high:.4f}. {comparison.count('faster')} faster, {comparison.count('slower')} slower, "
-        f"{comparison.count('same')} the same within their interquartile ranges and {LEAST_CHANGE:.0%}.",
+        f"{counted(len(comparison.changes), 'figure')} in both ({comparison.only_old} only in the old, "
+        f"{comparison.only_new} only in the new). Speedup {comparison.mean:.4f} in the geometric mean, 95% of "
+        f"resamplings {low:.4f} to {high:.4f}. {comparison.count('faster')} faster, "
+        f"{comparison.count('slower')} slower, {comparison.count('same')} the same within their interquartile ranges "
+        f"and {LEAST_CHANGE:.0%}.",
         soft_wrap=True,
     )
     moved = [change for change in comparison.changes if change.verdict != "same"]

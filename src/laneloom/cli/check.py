@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from ..errors import ArgumentError
 from ..isa.finding import RULES, Severity
+from ..isa.words import counted
 from .terminal import new_console
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def show(reports: tuple[Report, ...]) -> None:
     if not console.is_terminal:  # a pipe has no width: do not cut lines at an assumed one
         console = new_console(width=200)
     for report in reports:
-        counted = f"{report.instructions} instructions"
+        said = counted(report.instructions, "instruction")
         if not report.gpu.startswith("gfx9"):  # CDNA has no pairs
-            counted += f", {report.pairs} dual-issue pairs"
-        console.print(f"[bold]{escape(report.kernel or 'code')}[/] for {report.gpu}: {counted}", highlight=False)
+            said += f", {counted(report.pairs, 'dual-issue pair')}"
+        console.print(f"[bold]{escape(report.kernel or 'code')}[/] for {report.gpu}: {said}", highlight=False)
         if not report.findings:
             console.print("  nothing found")
         for rule, count in report.counts.items():

@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__
 from ..gpu import Gpu, emulated_gpu
+from ..isa.words import counted
 from .product import Outcome, Product, compile_product, parse_product, random_operands, run_product
 from .terminal import check_writable, new_console
 
@@ -202,18 +203,18 @@ def _code_table(runs: Sequence[_Run]) -> Any:
         cells: dict[str, str | Text] = {
             "": Text.assemble((gpu.name, "bold"), f"  {gpu.family}"),
             " ": Text(gpu.product, style="dim"),
-            "workgroup": f"{run.config.block_m} x {run.config.block_n} of C, {code.num_warps} waves",
+            "workgroup": f"{run.config.block_m} x {run.config.block_n} of C, {counted(code.num_warps, 'wave')}",
             "machine code": f"{code.code_bytes:,} B",
             "vector registers": Text.assemble(f"{code.vgprs} of {gpu.vgprs_per_wave}, ", spills),
             "LDS": f"{code.lds_bytes // 1024} of {gpu.lds_bytes // 1024} KiB",
             "occupancy": f"{fits.waves_per_simd:g} of {fits.slots} waves, by {fits.limiter}",
         }
         if hot is not None:
-            loads = hot.count(Kind.GLOBAL_LOAD)
-            cells["hot loop"] = f"{len(hot.instructions)} instructions, with"
+            loads = [counted(hot.count(kind), "load") for kind in (Kind.GLOBAL_LOAD, Kind.LDS_LOAD)]
+            cells["hot loop"] = f"{counted(len(hot.instructions), 'instruction')}, with"
             cells["  matrix"] = _counted(hot, gpu)
-            cells["  global memory"] = f"{loads} loads"
-            cells["  LDS"] = f"{hot.count(Kind.LDS_LOAD)} loads, {hot.count(Kind.LDS_STORE)} stores"
+            cells["  global memory"] = loads[0]
+            cells["  LDS"] = f"{loads[1]}, {counted(hot.count(Kind.LDS_STORE), 'store')}"
         for name, cell in cells.items():
             rows.setdefault(name, []).append(cell)
     for name, row in rows.items():
@@ -266,8 +267,8 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
         groups = record.grid[0] * record.grid[1] * record.grid[2]
         table.add_row(
             Text(run.product.gpu.name, style="bold"),
-            f"{groups} workgroups",
-            f"{run.outcome.instructions:,} wave-instructions",
+            counted(groups, "workgroup"),
+            counted(run.outcome.instructions, "wave-instruction"),
             f"{record.matrix_instructions:,} {_name(run.product.gpu)}",
             f"{record.wall_s:.1f} s",
         )

@@ -21,6 +21,7 @@ import typer
 from .. import __version__
 from ..errors import EmulationError, LaneloomError, UnsupportedError
 from ..gpu import GPUS
+from ..isa.words import counted
 from .product import AsJson
 from .terminal import new_console, print_json
 
@@ -254,7 +255,7 @@ def _triton_cache() -> tuple[str, dict[str, Any]]:
     _check_writable(path)
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
     facts = {"path": str(path), "entries": len(sizes), "bytes": sum(sizes)}
-    return f"{path}: {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB, writable", facts
+    return f"{path}: {counted(len(sizes), 'file')}, {sum(sizes) / 1e6:.1f} MB, writable", facts
 
 
 def _check_writable(path: Path) -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..gpu import Gpu, get_gpu
+from ..isa.words import counted
 from .attention_code import attention_kernels
 from .explain import refused_by_reason
 from .product import check_choice
@@ -114,7 +115,7 @@ def explain_transform3d(gpu: str, shape: str, dtype: str) -> Explained:
     found = plan_with_reasons(Transform3dProblem(k, count, dtype), row)
     refused = tuple((config.text, why) for config, why in found.passed_over)
     asked = {"operation": "transform3d", "shape": sizes, "dtype": dtype}
-    text = f"transform3d of {count} tensors, K = {k}, {dtype}"
+    text = f"transform3d of {counted(count, 'tensor')}, K = {k}, {dtype}"
     return Explained(row, text, asked, [Kernel("transform", found.config, refused, found.reason)], {})
 
 

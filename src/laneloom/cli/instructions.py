@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..isa.words import counted
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ def instructions(
     wide.print(table)
     waves = " | ".join(str(w) for w in rows[0].waves) if rows else ""
     console.print(
-        f"\n{len(rows)} instructions of {target.name} ({target.family}). Registers that A, B and D (as C) take in each "
-        f"lane, for {waves} lanes. Cycles: of one matrix core, from one instruction to the next. per CU: FLOPs (or "
-        "operations) per CU and cycle; sparse forms count the dense product. VALU: whether VALU work runs beside it.",
+        f"\n{counted(len(rows), 'instruction')} of {target.name} ({target.family}). Registers that A, B and D (as C) "
+        f"take in each lane, for {waves} lanes. Cycles: of one matrix core, from one instruction to the next. per CU: "
+        "FLOPs (or operations) per CU and cycle; sparse forms count the dense product. VALU: whether VALU work runs "
+        "beside it.",
         style="dim",
     )
     for source in dict.fromkeys(row.source for row in rows):

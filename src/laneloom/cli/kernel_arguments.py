@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, UnsupportedError
+from ..isa.words import counted
 
 if TYPE_CHECKING:
     from ..isa.metadata import ArgumentMetadata, KernelMetadata
@@ -47,8 +48,8 @@ def pack(given: list[Given], described: KernelMetadata | None, kernel: str, lds_
     scratch = len(slots) > 1 and all(a.kind == "global_buffer" and not a.name for a in slots[-2:])
     if not len(slots) - 2 * scratch <= len(given) <= len(slots):
         wants = ", ".join(f"{a.name or 'argument'} ({a.kind}, {a.size} bytes)" for a in slots)
-        count = f"{len(slots)} arguments" + (", or all but the last 2" if scratch else "")
-        raise ArgumentError(f"{kernel} takes {count}, {len(given)} were given with --arg: {wants}")
+        count = counted(len(slots), "argument") + (", or all but the last 2" if scratch else "")
+        raise ArgumentError(f"{kernel} takes {count}, got {len(given)} of --arg: {wants}")
     block = bytearray(described.kernarg_bytes)
     no_pointers = all(a.kind == "by_value" for a in slots)  # as in Tensile's metadata: theirs are 8 bytes by value
     for k, (g, slot) in enumerate(zip(given, slots, strict=False)):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..isa.analysis import Loop, hot_loop
 from ..isa.listing import Kind
+from ..isa.words import counted
 
 if TYPE_CHECKING:
     from ..emulator.counters import InstructionProfile, Profile
@@ -103,7 +104,7 @@ def conclusions(product: Product, record: LaunchRecord) -> list[tuple[str, str]]
         said.append(
             (
                 "Arithmetic",
-                f"{_si(flops, 'FLOP')} in {matrix:,} matrix instructions{more}; {beside:.1f} others for each",
+                f"{_si(flops, 'FLOP')} in {counted(matrix, 'matrix instruction')}{more}; {beside:.1f} others for each",
             )
         )
     if profile.total("lds_clocks"):
@@ -111,7 +112,7 @@ def conclusions(product: Product, record: LaunchRecord) -> list[tuple[str, str]]
     if profile.transactions:
         said.append(("Memory", _memory_sentence(product, profile)))
         said.append(("Intensity", _intensity_sentence(product, profile)))
-    split = f"; waves parted {profile.splits:,} times" if profile.splits else "; waves never parted"
+    split = f"; waves parted {counted(profile.splits, 'time')}" if profile.splits else "; waves never parted"
     said.append(("Divergence", f"{profile.idle_share:.1%} of vector lanes idle{split}"))
     return said
 
@@ -120,7 +121,7 @@ def _executed_sentence(profile: Profile, executed: int) -> str:
     if not executed:
         return "nothing"
     parts = [f"{kind} {count / executed:.0%}" for kind, count in list(profile.kinds.items())[:5]]
-    return f"{executed:,} wave-instructions: {', '.join(parts)}"
+    return f"{counted(executed, 'wave-instruction')}: {', '.join(parts)}"
 
 
 def _lds_sentence(profile: Profile) -> str:
@@ -140,7 +141,7 @@ def _memory_sentence(product: Product, profile: Profile) -> str:
     used = f", {profile.coalescing:.0%} of their bytes wanted" if profile.coalescing is not None else ""
     return (
         f"lanes ask for {_bytes(profile.requested_bytes)}, {profile.requested_bytes / floor:.1f} x the operands' "
-        f"{_bytes(floor)}, in {profile.transactions:,} lines of 128 bytes{used}; "
+        f"{_bytes(floor)}, in {counted(profile.transactions, 'line')} of 128 bytes{used}; "
         f"{_bytes(profile.footprint_bytes)} of different lines"
     )
 
@@ -174,7 +175,7 @@ def note(ins: InstructionProfile, lanes: int) -> str:
         return ""
     parts: list[str] = []
     if ins.hits_global and ins.transactions:
-        parts.append(f"{ins.transactions / ins.executed:.3g} lines")
+        parts.append(counted(float(f"{ins.transactions / ins.executed:.3g}"), "line"))
     if ins.kind in LDS and ins.lds_clocks:
         parts.append(f"{ins.lds_clocks / ins.executed:.3g} clk")
         if ins.conflicts:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..isa.analysis import hot_loop
 from ..isa.listing import Kind
+from ..isa.words import counted
 from .profile_facts import conclusions, costliest_global, costliest_lds, is_inside, note, profile_of, source_lines
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _launch(product: Product, record: LaunchRecord) -> str:
     x, y, z = record.grid
     said = "".join(f"<dt>{escape(topic)}</dt><dd>{escape(text)}</dd>" for topic, text in conclusions(product, record))
     return f"""<h2>{escape(record.kernel)}</h2>
-<p class="quiet">{x * y * z:,} workgroups of {record.workgroup_size} threads</p>
+<p class="quiet">{counted(x * y * z, "workgroup")} of {counted(record.workgroup_size, "thread")}</p>
 <dl>{said}</dl>
 <h2>What was executed</h2>{_kinds(profile)}
 <h2>Costliest accesses of memory</h2>{_accesses(costliest_global(profile, 10), _GLOBAL)}

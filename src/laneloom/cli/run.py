@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
+from ..isa.words import counted
 from .kernel_arguments import Given, pack
 from .product import AsJson
 from .source_file import read_source
@@ -280,8 +281,9 @@ def _show(record: LaunchRecord, arrays: list[dict[str, Any]]) -> None:
     console = new_console()
     x, y, z = record.grid
     console.print(
-        f"{record.kernel} on {record.gpu}, emulated: {x * y * z:,} workgroups of {record.workgroup_size} threads, "
-        f"{record.lds_bytes:,} bytes of LDS, {record.instructions:,} wave-instructions in {record.wall_s:.2f} s"
+        f"{record.kernel} on {record.gpu}, emulated: {counted(x * y * z, 'workgroup')} of "
+        f"{counted(record.workgroup_size, 'thread')}, {record.lds_bytes:,} bytes of LDS, "
+        f"{counted(record.instructions, 'wave-instruction')} in {record.wall_s:.2f} s"
     )
     counts = Table("instruction", "executed", box=None, padding=(0, 2))
     counts.columns[1].justify = "right"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
+from ..isa.words import counted
 from .product import AsJson, Operation, OutDtype, Precision
 from .terminal import new_console, print_json
 
@@ -165,7 +166,7 @@ def _show(
     if result.torch_us is not None:
         ratio = result.torch_us / result.time_us
         table.add_row("torch.matmul", f"{result.torch_us:.2f} us: {ratio:.3f} x; laneloom.patched decides by that")
-    table.add_row("Tried", f"{result.tried} configs, {len(result.wrong)} of them wrong")
+    table.add_row("Tried", f"{counted(result.tried, 'config')}, {len(result.wrong)} of them wrong")
     for path in written:
         table.add_row("Written", Text(str(path), overflow="fold"))
     console.print(table)

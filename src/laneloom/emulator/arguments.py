@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
+from ..isa.words import counted
 from .memory import Region
 from .sums import SUMS
 from .tensor_descriptor import host_descriptor
@@ -166,7 +167,7 @@ class Layout:
         """Every argument that the kernel takes: tuples and descriptors taken apart, constants left out."""
         if len(values) != len(self.signature):
             raise ArgumentError(
-                f"{self.kernel} takes {len(self.signature)} arguments, constants included; {len(values)} were given"
+                f"{self.kernel} takes {counted(len(self.signature), 'argument')}, constants included, got {len(values)}"
             )
         return list(self._flatten(self.signature, values, iter(self.movers)))
 
@@ -220,7 +221,7 @@ class Layout:
         block = bytearray(self.nbytes)
         regions: list[Region] = []
         if len(self.slots) < len(values):
-            raise EmulationError(f"{self.kernel} takes {len(self.slots)} arguments, {len(values)} were given")
+            raise EmulationError(f"{self.kernel} takes {counted(len(self.slots), 'argument')}, got {len(values)}")
         for (name, kind, value), (offset, size) in zip(values, self.slots, strict=False):
             if kind == "tensordesc":
                 data, base = value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from ..isa.words import counted
+
 ON_TERMINAL_S = (3.0, 0.5)  #: until the first sign, and between two
 ELSEWHERE_S = (60.0, 60.0)
 
@@ -29,8 +31,8 @@ class Heartbeat:
         now = time.perf_counter()
         self._next, self._shown = now + self._every, True
         text = (
-            f"{self._name}: {started:,} of {self._workgroups:,} workgroups started, {instructions:,} "
-            f"wave-instructions, {now - self._begun:.0f} s"
+            f"{self._name}: {started:,} of {counted(self._workgroups, 'workgroup')} started, "
+            f"{counted(instructions, 'wave-instruction')}, {now - self._begun:.0f} s"
         )
         sys.stderr.write(f"\r{text}\x1b[K" if self._on_terminal else f"{text}\n")
         sys.stderr.flush()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ..errors import LaneloomError
+from ..isa.words import counted
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,9 +124,10 @@ class EmulatedSession:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """One line: what ran."""
         mode = " in strict mode" if self.how["strict"] else ""
+        launches = "1 launch" if self.launches == 1 else f"{self.launches:,} launches"
         terminalreporter.write_line(
-            f"laneloom: {self.gpu.name}: {self.launches:,} launches of {len(self.kernels):,} kernels{mode}, "
-            f"{self.instructions:,} wave-instructions",
+            f"laneloom: {self.gpu.name}: {launches} of {counted(len(self.kernels), 'kernel')}{mode}, "
+            f"{counted(self.instructions, 'wave-instruction')}",
             yellow=self.launches == 0,
         )
 

@@ -20,6 +20,7 @@ from .check_code import ACCUMULATORS, Code, read_code
 from .parse import Listing, descriptor
 from .registers import Uses
 from .render import analysis_dict, analysis_parts
+from .words import counted
 
 _NUMBERED_SGPRS = (1 << 102) - 1  #: VCC and the other registers with names of their own stand behind them
 
@@ -131,7 +132,7 @@ def _resources(bare: BareKernel) -> Table:
     table.add_row("Wave", f"{bare.wave} lanes")
     if bare.vgprs:
         waves = gpu.waves_per_simd(bare.vgprs, bare.wave, bare.sgprs or 0)
-        table.add_row("Occupancy", f"registers permit {waves} waves per SIMD")
+        table.add_row("Occupancy", f"registers permit {counted(waves, 'wave')} per SIMD")
     return table
 
 

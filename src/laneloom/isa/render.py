@@ -24,6 +24,7 @@ from .analysis import (
 from .listing import Kind
 from .occupancy import Occupancy, occupancy
 from .ptx import parse_ptx
+from .words import counted
 
 STYLES = {
     Kind.MATRIX: "bold magenta",
@@ -188,12 +189,12 @@ def _resources(code: CompiledKernel) -> Table:
     style = "bold red" if code.vgpr_spills or code.sgpr_spills or code.scratch_bytes else ""
     table.add_row("Spilled registers", Text(f"{spilled}; scratch {code.scratch_bytes} B per lane", style=style))
     table.add_row("LDS" if gpu.vendor == "amd" else "Shared memory", f"{code.lds_bytes:,} of {gpu.lds_bytes:,} B")
-    table.add_row("Workgroup", f"{code.num_warps} waves of {code.wave}")
+    table.add_row("Workgroup", f"{counted(code.num_warps, 'wave')} of {code.wave}")
     by_lds = "" if fits.by_lds is None else f", LDS {fits.by_lds:g}"
     table.add_row(
         "Occupancy",
-        f"{fits.waves_per_simd:g} waves per SIMD ({fits.workgroups} workgroups per {place}), limited by "
-        f"{fits.limiter} (registers permit {fits.by_registers}{by_lds}, slots {fits.slots})",
+        f"{counted(fits.waves_per_simd, 'wave')} per SIMD ({counted(fits.workgroups, 'workgroup')} per {place}), "
+        f"limited by {fits.limiter} (registers permit {fits.by_registers}{by_lds}, slots {fits.slots})",
     )
     table.add_row("Code", f"{code.code_bytes:,} B")
     return table

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...gpu import GPUS, Gpu
+from ...isa.words import counted
 from .config import MatmulConfig
 from .config_fma import FmaConfig
 from .config_wmma import CoopConfig, PingpongConfig, WideConfig, WmmaConfig, lds_element_bytes
@@ -189,8 +190,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         yield (
             config,
             (
-                f"rank {place + 1} of {len(ranked)} by predicted time, {seconds * 1e6:.0f} us: {tiles} tiles of "
-                f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product"
-                f"{split}; {config.order} order ({config.group_m})"
+                f"rank {place + 1} of {len(ranked)} by predicted time, {seconds * 1e6:.0f} us: "
+                f"{counted(tiles, 'tile')} of {config.block_m} x {config.block_n} on {gpu.compute_units} units, "
+                f"{useful:.0%} of them in the product{split}; {config.order} order ({config.group_m})"
             ),
         )

@@ -20,6 +20,7 @@ from ....device.float8 import bf16_of_float8_tile
 from ....device.prepared import specialise
 from ....device.triton_types import TRITON_TYPES
 from ....gpu import Gpu
+from ....isa.words import counted
 from ..config_blocks import BlocksConfig, multiplies_float8
 from ..problem import SCALE_BLOCK, MatmulProblem
 
@@ -102,7 +103,7 @@ def code_object(problem: MatmulProblem, config: BlocksConfig, gpu: Gpu) -> CodeO
 
 def facts(problem: MatmulProblem, config: BlocksConfig, gpu: Gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    lines = [f"{config.programs(problem)} programs, loads under masks"]
+    lines = [f"{counted(config.programs(problem), 'program')}, loads under masks"]
     if not multiplies_float8(problem, gpu):
         lines.append(f"{gpu.name} multiplies no OCP 8-bit floats: they become bf16, exactly")
     return lines

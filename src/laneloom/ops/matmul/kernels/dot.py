@@ -18,6 +18,7 @@ from ....device.dot_tiles import k_of_group, tile_of_group, tile_of_program
 from ....device.prepared import specialise
 from ....device.triton_types import TRITON_TYPES
 from ....gpu import Gpu
+from ....isa.words import counted
 from ..config_dot import DotConfig
 from ..problem import MatmulProblem
 
@@ -102,4 +103,5 @@ def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObje
 
 def facts(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    return [f"emulated, never run on an {gpu.product}", f"{config.programs(problem)} programs, loads under masks"]
+    programs = counted(config.programs(problem), "program")
+    return [f"emulated, never run on an {gpu.product}", f"{programs}, loads under masks"]

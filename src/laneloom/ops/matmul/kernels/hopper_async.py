@@ -19,6 +19,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ....device.split_k import ReduceLaunch
+from ....isa.words import counted
 from ..config_async import TILES
 from ..tma_operand import NO_TILES, kernel_source, prepare_launches
 
@@ -107,4 +108,4 @@ def facts(problem, config, gpu) -> list[str]:
     parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
     parts += f", K in {config.split_k} parts that a second launch sums" if config.split_k > 1 else ""
     by = "FMA" if problem.dtype_a == "fp32" else "matrix instructions (DMMA)" if problem.dtype_a == "fp64" else "mma"
-    return [f"{config.ctas(problem)} CTAs multiply {config.block_m}x{config.block_n} each by {by}{parts}"]
+    return [f"{counted(config.ctas(problem), 'CTA')}, each of {config.block_m}x{config.block_n} by {by}{parts}"]

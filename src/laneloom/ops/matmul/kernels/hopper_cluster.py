@@ -23,6 +23,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
+from ....isa.words import counted
 from ..config_cluster import NARROWER, piece_dtype
 from ..config_hopper import adds_lines, tma_writes
 from ..parts_of_k import Parts
@@ -282,8 +283,8 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     owner = f", each by a cluster of {config.peers}," if config.peers > 1 else ""
     lines = [
-        f"{config.tiles(config.as_launched(problem))} tiles of {config.block_m * config.cluster_m}x"
-        f"{config.block_n * config.cluster_n}{owner} on at most {config.programs} programs"
+        f"{counted(config.tiles(config.as_launched(problem)), 'tile')} of {config.block_m * config.cluster_m}x"
+        f"{config.block_n * config.cluster_n}{owner} on at most {counted(config.programs, 'program')}"
     ]
     if config.split_k > 1:
         lines.append(f"K in {config.split_k} parts, summed in their order by a second launch")

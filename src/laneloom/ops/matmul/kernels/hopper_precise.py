@@ -18,6 +18,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
+from ....isa.words import counted
 from ..config_shares import LAUNCHES
 from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, prepare_launches
@@ -99,8 +100,8 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    tile = f"{config.block_m}x{config.block_n}"
-    lines = [f"{config.tiles(problem)} tiles of {tile} by matrix instructions (DMMA), {config.ctas(problem)} CTAs"]
+    tile, ctas = f"{config.block_m}x{config.block_n}", counted(config.ctas(problem), "CTA")
+    lines = [f"{counted(config.tiles(problem), 'tile')} of {tile} by matrix instructions (DMMA), {ctas}"]
     lines += config.describe_cut(problem)
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:

@@ -20,6 +20,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
+from ....isa.words import counted
 from ..config_registers import PIECES, along_k
 from ..config_shares import CTA_BYTES
 from ..parts_of_k import Parts
@@ -122,8 +123,9 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     name, other = "BA" if config.turned else "AB"
+    tiles, ctas = counted(config.tiles(problem), "tile"), counted(config.ctas(problem), "CTA")
     lines = [
-        f"{config.tiles(problem)} tiles of {config.block_m}x{config.block_n}, {config.ctas(problem)} CTAs",
+        f"{tiles} of {config.block_m}x{config.block_n}, {ctas}",
         f"{name} reaches the tensor cores through registers",
     ]
     if config.split_k > 1:

@@ -18,6 +18,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
+from ....isa.words import counted
 from ..config_row import PIECE_BYTES, UNIT
 from ..problem import DTYPE_BYTES
 from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
@@ -81,4 +82,4 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
     read = "rows of A" if config.swapped else "columns of B"
-    return [f"{config.ctas(problem)} CTAs read {config.block_n} {read}{parts}, and multiply by FMA"]
+    return [f"{counted(config.ctas(problem), 'CTA')} for {config.block_n} {read}{parts}, by FMA"]

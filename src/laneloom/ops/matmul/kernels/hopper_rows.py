@@ -19,6 +19,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
+from ....isa.words import counted
 from ..config_rows import EIGHTH, GROUP
 from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
 
@@ -86,4 +87,5 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     streamed = "A" if config.swapped else "B"
     parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
-    return [f"{config.ctas(problem)} CTAs stream {config.block_n} lines of {streamed} each past mma{parts}"]
+    ctas = counted(config.ctas(problem), "CTA")
+    return [f"{ctas}, past whose mma {config.block_n} lines of {streamed} stream{parts}"]

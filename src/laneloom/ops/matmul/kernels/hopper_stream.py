@@ -21,6 +21,7 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.pieces import placing
 from ....device.prepared import prepared_on
+from ....isa.words import counted
 from ..config_shares import LAUNCHES, SHARES
 from ..config_stream import Feed
 from ..parts_of_k import Output
@@ -128,7 +129,7 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     tiles, ctas = config.tiles(problem), config.ctas(problem)
-    lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
+    lines = [f"{counted(tiles, 'tile')} of {config.block_m}x{config.block_n} by FMA, {counted(ctas, 'CTA')}"]
     lines += config.describe_cut(problem)
     for name in "ab":
         feed = config.feed(problem, name)
