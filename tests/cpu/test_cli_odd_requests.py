@@ -240,6 +240,30 @@ def test_results_that_cannot_be_written(tmp_path):
     assert sentence(*words, "lds:64->x.npy") == "--arg lds:64->x.npy: LDS is not written to a file"
 
 
+def test_a_kernel_that_the_file_has_not(tmp_path):
+    kernel = tmp_path / "kernel.s"
+    kernel.write_text(
+        '.amdgcn_target "amdgcn-amd-amdhsa--gfx1151"\n.type k,@function\nk:\ns_endpgm\n'
+        ".amdhsa_kernel k\n.amdhsa_next_free_vgpr 1\n.amdhsa_next_free_sgpr 1\n.end_amdhsa_kernel\n"
+    )
+    words = ("run", str(kernel), "--grid", "1", "--block", "1")
+    assert sentence(*words, "--kernel", "nope") == "no kernel 'nope' in this assembly: it describes k"
+    said = CliRunner().invoke(app, words, env={"COLUMNS": "200"}).stdout
+    assert said.startswith("k on gfx1151, emulated: 1 workgroup of 1 thread, 0 bytes of LDS, 1 wave-instruction in ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("selftest", "-o"), ("report", "-o"), ("predict", "matmul", "--timeline"), ("emulate", "matmul", "--html")],
+)
+def test_standard_output_is_no_file(words, tmp_path, monkeypatch):
+    if words[0] == "selftest":
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    assert sentence(*words, "-").endswith(": expected the name of a file, got '-'")
+    assert not list(tmp_path.iterdir())
+
+
 def test_work_that_fails_leaves_no_empty_file(tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise UnsupportedError("failed")

@@ -78,6 +78,8 @@ def print_json(value: Any) -> None:
 
 def check_writable(option: str, path: Path) -> None:
     """A file that a command will write: better refused now than after the work, whose failure leaves no empty one."""
+    if str(path) == "-":  # standard output in other programs; here it has what the command says
+        raise ArgumentError(f"{option}: expected the name of a file, got '-'")
     try:
         there = path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
