@@ -35,6 +35,15 @@ def test_profile_as_json(gpu):
     assert launch["source_lines"][0]["source"].endswith(tuple(f"py:{n}" for n in range(1000)))
 
 
+def test_a_listing_in_a_pipe_is_cut_where_asked_to():
+    whole, narrow = (
+        CliRunner().invoke(app, ["emulate", "matmul", "--profile", "--shape", "64,64,64"], env={"COLUMNS": columns})
+        for columns in (None, "60")
+    )
+    assert "in 640 lines of 128 bytes, 50% of their bytes wanted; 24.0 KiB of different lines\n" in whole.stdout
+    assert max(map(len, narrow.stdout.splitlines())) == 60
+
+
 def test_profile_as_text():
     result = run("matmul", "--profile", "--shape", "100,100,100")
     assert result.exit_code == 0

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError, HazardError
+from ..isa.words import counted
 from .coverage import show_coverage
 from .product import (
     AsJson,
@@ -19,7 +20,7 @@ from .product import (
     Shape,
     parse_product,
 )
-from .terminal import check_writable, new_console, print_facts, print_json
+from .terminal import check_writable, print_facts, print_json
 from .weights import Group, Weight, WeightProduct, parse_weight, run_weight, said_of_weight
 
 
@@ -128,8 +129,9 @@ def _show(product: Product, outcome: Outcome, strict: bool, profile: bool, html:
         x, y, z = record.grid
         table.add_row(
             "Launch",
-            f"{record.kernel}: {x * y * z:,} workgroups of {record.workgroup_size} threads, {record.instructions:,} "
-            f"wave-instructions ({record.matrix_instructions:,} matrix instructions) in {record.wall_s:.2f} s",
+            f"{record.kernel}: {counted(x * y * z, 'workgroup')} of {counted(record.workgroup_size, 'thread')}, "
+            f"{counted(record.instructions, 'wave-instruction')} "
+            f"({counted(record.matrix_instructions, 'matrix instruction')}) in {record.wall_s:.2f} s",
         )
     table.add_row("Largest error", f"{verdict.error:.3g} of {verdict.budget:.3g} allowed ({verdict.share:.0%})")
     if strict:
@@ -139,11 +141,8 @@ def _show(product: Product, outcome: Outcome, strict: bool, profile: bool, html:
     if html is not None:
         table.add_row("Page", str(html))
     print_facts(table)
-    console = new_console()
     if profile and html is None:
         from .profile_text import render_profile
 
-        if not console.is_terminal:  # a pipe has no width: do not cut the listing at an assumed one
-            console = new_console(width=160)
         for record in outcome.launches:
-            console.print("", render_profile(product, record))
+            print_facts("", render_profile(product, record))

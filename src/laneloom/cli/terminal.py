@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 _LEAST_WIDTH = 40  #: characters; rich drops what finds no room in fewer, all of it where COLUMNS is 0
@@ -39,12 +39,13 @@ def print_table(table: Table) -> None:
         console.print(f"in every row: {', '.join(same)}", style="dim")
 
 
-def print_facts(table: Table) -> None:
-    """Headings and what belongs to them, within a terminal's width. A pipe has none: a config stays one word there."""
+def print_facts(*parts: RenderableType) -> None:
+    """Headings and what belongs to them, or a listing, within a terminal's width. A pipe has none: a config stays one
+    word there, and no line is cut."""
     console = new_console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 1000
-    console.print(table)
+    console.print(*parts)
 
 
 def least_width(table: Table) -> int:
