@@ -264,6 +264,14 @@ def test_standard_output_is_no_file(words, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("operation", "shape"), [("attention", "100,100,100000,64"), ("transform3d", "65000,2")]
+)
+def test_a_profile_of_more_than_fits(operation, shape):
+    said = sentence("profile", operation, "--gpu", "gfx1151", "--shape", shape)
+    assert said.startswith("--shape: the operands and the result take ")
+
+
 def test_work_that_fails_leaves_no_empty_file(tmp_path, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise UnsupportedError("failed")

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from contextlib import suppress
+from importlib import import_module
+from io import StringIO
+
+import pytest
 from rich.table import Table
 
+from laneloom.bench import html_report
+from laneloom.cli import app
 from laneloom.cli.explain import knobs_in, refused_by_reason
-from laneloom.cli.terminal import fit, least_width
+from laneloom.cli.terminal import fit, least_width, working
+from laneloom.errors import ArgumentError
 from laneloom.gpu import get_gpu
+from laneloom.isa.words import counted
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.problem import MatmulProblem
+
+predict, profile = (import_module(f"laneloom.cli.{name}") for name in ("predict", "profile"))
 
 
 def table(rows: int = 3) -> Table:
@@ -48,6 +61,43 @@ def test_one_row_keeps_its_columns():
     one = table(rows=1)
     assert fit(one, 10) == []
     assert len(one.columns) == 5
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "line"), [(Terminal, "\rPredicting a large\x1b[K"), (StringIO, "")])
+def test_long_work_shows_on_a_terminal_alone(monkeypatch, stream, line):
+    shown = stream()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "19")
+    with suppress(KeyError), working("Predicting a large product"):
+        assert shown.getvalue() == line
+        raise KeyError
+    assert shown.getvalue() == (line and line + "\r\x1b[K")
+
+
+@pytest.mark.parametrize("words", [("predict", "matmul"), ("profile", "matmul", "--gpu", "gfx1151"), ("report",)])
+def test_long_work_says_what_it_is(monkeypatch, tmp_path, words):
+    def stop(*_: object, **__: object) -> None:
+        raise ArgumentError("stopped")
+
+    for module, name in ((predict, "_predict"), (profile, "_predict"), (html_report, "report_page")):
+        monkeypatch.setattr(module, name, stop)
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.chdir(tmp_path)
+    results = () if words != ("report",) else ("--results", str(tmp_path))
+    assert app([*words, *results], standalone_mode=False) == 2
+    assert re.match("\r(Predicting|Reading) ", shown.getvalue())
+
+
+def test_counts_of_one():
+    assert [counted(n, "wave") for n in (0, 1, 1.0, 0.25, 1024)] == [
+        "0 waves", "1 wave", "1 wave", "0.25 waves", "1,024 waves",
+    ]  # fmt: skip
 
 
 def test_refused_configs_stand_under_their_reason_by_what_is_other_in_them():

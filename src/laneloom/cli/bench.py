@@ -9,7 +9,7 @@ import typer
 
 from ..errors import ArgumentError, LaneloomError, UnsupportedError
 from .product import AsJson
-from .terminal import check_writable, new_console, print_json, print_table
+from .terminal import check_writable, new_console, print_json, print_table, working
 
 if TYPE_CHECKING:
     from ..bench.records import Record
@@ -188,7 +188,8 @@ def _predict(
         for m, n, k in quick_cases(known[name]) if quick else known[name]:
             problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
             try:
-                found = predict_matmul(m, n, k, gpu, dtype=dtype, dtype_out=problem.dtype_out, layout=layout)
+                with working(f"Predicting {m} x {n} x {k} on {gpu}"):
+                    found = predict_matmul(m, n, k, gpu, dtype=dtype, dtype_out=problem.dtype_out, layout=layout)
             except MemoryError:
                 console.print(f"left out: {m} x {n} x {k} needs more memory than there is here")
                 continue

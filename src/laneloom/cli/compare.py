@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ArgumentError, UnsupportedError
 from .product import AsJson, Dtype, GpuName, Layout, OutDtype, Product, Shape, parse_product
-from .terminal import new_console, print_json, print_table
+from .terminal import new_console, print_json, print_table, working
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
@@ -72,7 +72,10 @@ def compare(
     if product.gpu.matrix_instructions != "wmma":
         raise UnsupportedError(f"--gpu: the presets need WMMA instructions, {product.gpu.name} has none")
     checked = checked_product(product)
-    rows = [compare_preset(name, product, checked) for name in chosen_presets(preset)]
+    rows = []
+    for name in chosen_presets(preset):
+        with working(f"Compiling, running and checking {name} on {product.gpu.name}"):
+            rows.append(compare_preset(name, product, checked))
     if as_json:
         print_json(to_dict(product, checked, rows))
     else:

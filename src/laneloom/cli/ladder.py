@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .product import AsJson
-from .terminal import check_writable, new_console, print_json, print_table
+from .terminal import check_writable, new_console, print_json, print_table, working
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, short_help="Levels side by side.")
 
@@ -48,7 +48,8 @@ def transform3d(
 
     _check_plot(plot)
     if gpu is not None:
-        found = rungs.predict_rungs(gpu, k or _EMULATED_K, nfuncs)
+        with working(f"Checking and predicting every level on {gpu}"):
+            found = rungs.predict_rungs(gpu, k or _EMULATED_K, nfuncs)
     else:
         found = rungs.find_rungs(k, nfuncs, records)
     if plot is not None:
@@ -109,7 +110,8 @@ def sgemm(
     from ..bench import sgemm_rungs
 
     _check_plot(plot)
-    found = sgemm_rungs.find_rungs(gpu, size, step, predict=predict, records=records)
+    with working(f"Looking at every step on {gpu}"):
+        found = sgemm_rungs.find_rungs(gpu, size, step, predict=predict, records=records)
     if plot is not None:
         sgemm_rungs.plot_rungs(found, plot)
     if as_json:

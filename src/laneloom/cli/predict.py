@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..isa.words import counted
 from .product import AsJson, Dtype, Layout, Operation, OutDtype, Product, Shape, parse_product
-from .terminal import check_writable, print_facts, print_json
+from .terminal import check_writable, print_facts, print_json, working
 from .weights import Group, Weight, WeightProduct, parse_weight, predict_weight, said_of_weight
 
 if TYPE_CHECKING:
@@ -46,16 +47,8 @@ def predict(
     product.problem()  # refuses a product that nothing is launched for
     if timeline is not None:
         check_writable("--timeline", timeline)
-    if isinstance(product, WeightProduct):
-        prediction, chosen = predict_weight(product, config)
-    else:
-        from ..bench.predicted import sample_matmul
-
-        sampled = sample_matmul(
-            *product.shape, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout,
-            config=config,
-        )  # fmt: skip
-        prediction, chosen = sampled.evaluate(machine_of(product.gpu)), sampled.config
+    with working(f"Predicting {product.text} on {product.gpu.name}"):
+        prediction, chosen = _predict(product, config)
     if timeline is not None:
         from ..timing.timeline import trace_events
 
@@ -69,6 +62,20 @@ def predict(
         )
         return
     _show(product, prediction, chosen, flops, timeline)
+
+
+def _predict(product: Product, config: str | None) -> tuple[Prediction, str]:
+    """The predicted time, and the config's text."""
+    if isinstance(product, WeightProduct):
+        return predict_weight(product, config)
+    from ..bench.predicted import sample_matmul
+    from ..timing import machine_of
+
+    sampled = sample_matmul(
+        *product.shape, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout,
+        config=config,
+    )  # fmt: skip
+    return sampled.evaluate(machine_of(product.gpu)), sampled.config
 
 
 def _show(product: Product, prediction: Prediction, chosen: str, flops: int, timeline: Path | None) -> None:
@@ -87,7 +94,8 @@ def _show(product: Product, prediction: Prediction, chosen: str, flops: int, tim
         table.add_row("Kernel", f"{k.kernel}: {k.time_us:,.1f} us, limited by: {k.limiter}")
         table.add_row(
             "  waves",
-            f"{k.workgroups_per_wgp} workgroups per {place}, {k.waves_per_simd:g} waves per SIMD, the GPU is filled "
+            f"{counted(k.workgroups_per_wgp, 'workgroup')} per {place}, {counted(k.waves_per_simd, 'wave')} per SIMD, "
+            f"the GPU is filled "
             f"{k.rounds:.1f} times",
         )
         table.add_row("  in use", ", ".join(f"{name} {share:.0%}" for name, share in busy if share >= 0.01))

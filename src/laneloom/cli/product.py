@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPERATIONS = ("matmul",)
 _LAYOUTS = ("nn", "nt", "tn", "tt")
-_MOST_BYTES = 8 << 30  # of the operands and of the FP64 arrays that judge them
+MOST_BYTES = 8 << 30  #: of the operands and of the FP64 arrays that judge them
 
 Operation = Annotated[str, typer.Argument(metavar="OPERATION", help="What to compute: matmul.")]
 GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of `laneloom gpus`.")]
@@ -214,10 +214,10 @@ class Outcome:
 def check_size(m: int, n: int, k: int) -> None:
     """Raises ArgumentError for a product that takes too much memory to be checked in FP64."""
     needed = 8 * (m * k + k * n + 5 * m * n)
-    if needed > _MOST_BYTES:
+    if needed > MOST_BYTES:
         raise ArgumentError(
             f"--shape: checking {m} x {n} x {k} in FP64 takes {needed / 2**30:.0f} GiB, "
-            f"the most is {_MOST_BYTES / 2**30:.0f}"
+            f"the most is {MOST_BYTES / 2**30:.0f}"
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
-from .product import AsJson, Dtype, Layout
-from .terminal import new_console, print_json
+from .product import MOST_BYTES, AsJson, Dtype, Layout
+from .terminal import new_console, print_json, working
 
 if TYPE_CHECKING:
     from ..bench.bottleneck import GpuProfile
@@ -24,6 +25,7 @@ SHAPES = {
 }
 DTYPES = {"matmul": "fp16", "attention": "fp16", "transform3d": "fp64"}
 _TAKEN = {"attention": ("fp16", "bf16"), "transform3d": ("fp32", "fp64", "complex128")}  #: matmul's: `parse_product`
+_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8, "complex128": 16}
 _EMULATED = 512  #: of M, N and K where counters come from the emulator: larger ones repeat what smaller ones do
 
 
@@ -52,9 +54,10 @@ def profile(
         raise ArgumentError(f"--dtype: {operation} takes {', '.join(taken[:-1])} or {taken[-1]}, got {dtype}")
     if operation != "matmul" and layout != "nn":
         raise ArgumentError(f"--layout: only matmul has layouts, {operation} has none")
-    here = _present()
+    here, said = _present(), f"{operation} {' x '.join(map(str, sizes))} {dtype}"
     if here is not None and gpu in (None, here.name):
-        found = _measure(operation, sizes, dtype, layout, here)
+        with working(f"Measuring {said}"):
+            found = _measure(operation, sizes, dtype, layout, here)
         if as_json:
             print_json({"operation": operation, "sizes": sizes, "dtype": dtype, "gpu": here.name} | found.to_dict())
         else:
@@ -62,17 +65,18 @@ def profile(
         return
     if gpu is None:
         raise ArgumentError("--gpu: this machine has no GPU to measure on; name one to predict, such as gfx1151")
-    prediction, said = _predict(operation, sizes, dtype, layout, gpu)
+    with working(f"Predicting {said} on {gpu}"):
+        prediction, counts = _predict(operation, sizes, dtype, layout, gpu)
     from ..bench.bottleneck import predicted_bottleneck
 
     sentence = predicted_bottleneck(prediction)
     if as_json:
         print_json(
             {"operation": operation, "sizes": sizes, "dtype": dtype, "gpu": gpu, "bottleneck": sentence}
-            | prediction.to_dict() | {"counters": dict(said)}
+            | prediction.to_dict() | {"counters": dict(counts)}
         )  # fmt: skip
     else:
-        _show_predicted(operation, sizes, dtype, gpu, prediction, said, sentence)
+        _show_predicted(operation, sizes, dtype, gpu, prediction, counts, sentence)
 
 
 def parse_sizes(text: str, names: tuple[str, ...]) -> list[int]:
@@ -128,6 +132,11 @@ def _predict(
         outcome = run_product(small, *random_operands(small, 0), profile=True, chosen=chosen)
         said = [("Counted at", f"{small.text}: {'right' if outcome.ok else 'WRONG'}")]
         return prediction, said + [line for record in outcome.launches for line in conclusions(small, record)]
+    elements = 4 * prod(sizes) if operation == "attention" else 2 * sizes[1] * sizes[0] ** 3
+    if (needed := elements * _BYTES[dtype]) > MOST_BYTES:
+        raise ArgumentError(
+            f"--shape: the operands and the result take {needed / 2**30:.0f} GiB, the most is {MOST_BYTES / 2**30:.0f}"
+        )
     import torch
 
     from .. import flash_attention, transform3d

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError
-from .terminal import check_writable, new_console
+from .terminal import check_writable, new_console, working
 
 
 def report(
@@ -29,6 +29,7 @@ def report(
         installed = "" if results else ": records stand in laneloom's repository, not in what pip installs"
         raise ArgumentError(f"--results: {folder} is no folder{installed}")
     check_writable("--output", output)
-    page = report_page(folder)
+    with working(f"Reading the records in {folder}"):
+        page = report_page(folder)
     output.write_text(page, encoding="utf-8")
     new_console().print(f"{output}: {len(page) // 1024} KiB", soft_wrap=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +79,23 @@ def fit(table: Table, width: int) -> list[str]:
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output; numbers that JSON lacks (NaN, infinity) become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """What takes its time, as a line on a terminal's standard error until it is done; the emulator's own signs of life
+    (`emulator.heartbeat`) write over it. A pipe gets the results alone."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    most = shutil.get_terminal_size().columns - 1  # a second line would stay
+    sys.stderr.write(f"\r{text[:most]}\x1b[K")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def check_writable(option: str, path: Path) -> None:
