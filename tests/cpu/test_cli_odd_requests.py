@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -144,6 +145,7 @@ def test_fewer_columns_than_words_need_lose_none(columns):
 
 def test_what_else_predicts_attention():
     assert "`laneloom profile attention --gpu gfx1151` is" in sentence("bench", "attention", "--gpu", "gfx1151")
+    assert sentence("bench", "roofline", "--gpu", "gfx1151").endswith("predicted, roofline is not here")
 
 
 def test_an_order_of_k_where_there_is_one_alone():
@@ -159,6 +161,24 @@ def test_records_of_the_3d_ladder_that_are_not_there(tmp_path):
     assert said == f"--records: cannot read {file}: No such file or directory"
     file.write_text("")
     assert sentence("ladder", "transform3d", "--records", str(file)) == f"{file} has no records of 2048 tensors"
+
+
+@pytest.mark.parametrize("ladder", [("transform3d",), ("sgemm", "--gpu", "h200")])
+def test_records_of_another_operation(ladder):
+    file = Path(__file__).parents[2] / "results/h200/attention.jsonl"
+    assert sentence("ladder", *ladder, "--records", str(file)).startswith(f"{file} has no records of ")
+
+
+def test_options_that_contradict_each_other():
+    for ladder in ("transform3d", "sgemm"):
+        words = ("ladder", ladder, "--gpu", "gfx1100", "--records", "none.jsonl")
+        assert sentence(*words).endswith("are emulated and predicted, no records are shown")
+    assert sentence("emulate", "matmul", "--coverage").startswith("--coverage lists what the emulator knows")
+
+
+def test_more_memory_than_there_is():
+    words = ("predict", "matmul", "--shape", "2000000000,2000000000,2000000000")
+    assert sentence(*words).startswith("not enough memory for this size: Unable to allocate 6.94 EiB")
 
 
 def test_a_plot_of_no_times(tmp_path):

@@ -152,7 +152,7 @@ def _recorded(gpu: Gpu, size: int, steps: Sequence[str] | None, path: Path | Non
         raise UnsupportedError(
             f"there is no file of records {path}: name one of laneloom's repository with --records"
         )
-    newest = {r.candidate: r for r in load(path) if r.problem["m"] == size}  # later lines replace earlier ones
+    newest = {r.candidate: r for r in load(path) if r.problem.get("m") == size}  # later lines replace earlier ones
     names = _chosen("sgemm_h", steps)
     found = [newest[name] for name in (*names, *(() if steps else (PLANNED,))) if name in newest]
     if not found:

@@ -90,7 +90,7 @@ def find_rungs(orders: Sequence[int] | None, count: int, records: Path | None) -
             )
     if not records.exists():
         raise ArgumentError(f"--records: cannot read {records}: No such file or directory")
-    chosen = [r for r in load(records) if r.problem["count"] == count and (not orders or r.problem["k"] in orders)]
+    chosen = [r for r in load(records) if r.problem.get("count") == count and (not orders or r.problem["k"] in orders)]
     if not chosen:
         wanted = f" and K in {list(orders)}" if orders else ""
         raise ArgumentError(f"{records} has no records of {count} tensors{wanted}")

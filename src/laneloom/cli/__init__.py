@@ -85,7 +85,7 @@ class _Commands(TyperGroup):
             raise typer.Exit(2 if isinstance(error, _REFUSALS) else 1) from None
         except MemoryError as error:
             typer.echo(f"laneloom: not enough memory for this size: {error}", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(2) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read has enough: click ends quietly
                 raise

@@ -175,10 +175,9 @@ def _predict(
     from .product import parse_product
 
     if suite != "gemm":
-        instead = "laneloom profile attention" if suite == "attention" else "laneloom ladder transform3d"
-        raise UnsupportedError(
-            f"--gpu: the gemm suite is predicted, {suite} is not here; `{instead} --gpu {gpu}` is"
-        )
+        others = {"attention": "laneloom profile attention", "transform3d": "laneloom ladder transform3d"}
+        instead = f"; `{others[suite]} --gpu {gpu}` is" if suite in others else ""
+        raise UnsupportedError(f"--gpu: the gemm suite is predicted, {suite} is not here{instead}")
     parse_product("matmul", gpu, "1,1,1", dtype, None, layout)
     known = load_suite("gemm")
     if unknown := [name for name in group or [] if name not in known]:

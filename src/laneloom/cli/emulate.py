@@ -53,6 +53,8 @@ def emulate(
     The operands are random. Exit 1 when the product is wrong or a hazard was found.
     """
     if coverage:
+        if operation is not None:
+            raise ArgumentError("--coverage lists what the emulator knows and runs nothing: leave out the operation")
         show_coverage(gpu, as_json)
         return
     if operation is None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ArgumentError
+from ..gpu import get_gpu
 from .product import AsJson
 from .terminal import check_writable, new_console, print_json, print_table, working
 
@@ -46,6 +48,8 @@ def transform3d(
     """
     from ..bench import transform3d_rungs as rungs
 
+    if gpu is not None and records is not None:
+        raise ArgumentError("--records: with --gpu levels are emulated and predicted, no records are shown")
     _check_plot(plot)
     if gpu is not None:
         with working(f"Checking and predicting every level on {gpu}"):
@@ -109,6 +113,8 @@ def sgemm(
     """
     from ..bench import sgemm_rungs
 
+    if records is not None and get_gpu(gpu).vendor == "amd":
+        raise ArgumentError(f"--records: on {gpu} steps are emulated and predicted, no records are shown")
     _check_plot(plot)
     with working(f"Looking at every step on {gpu}"):
         found = sgemm_rungs.find_rungs(gpu, size, step, predict=predict, records=records)
