@@ -11,8 +11,9 @@ from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.problem import Matrix
 from laneloom.ops.quantized_matmul.config import QuantizedConfig
+from laneloom.ops.quantized_matmul.config_fragments import FragmentsConfig
 from laneloom.ops.quantized_matmul.execute import code_object
-from laneloom.ops.quantized_matmul.plan import candidates
+from laneloom.ops.quantized_matmul.plan import candidates, plan
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90a")
@@ -41,6 +42,31 @@ def test_planned_tiles_spill_nothing(gpu, kind, dtype, m):
     """One row has no use for a matrix instruction's 16, others are multiplied by it."""
     code = compiled(gpu, m, kind, dtype)
     assert bool(re.search(MATRIX, code.asm)) == (m > 1)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201", "gfx942", "gfx950"])
+@pytest.mark.parametrize("kind", [*KINDS, "mxfp4"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_planned_fragments_spill_nothing(gpu, kind, dtype, group):
+    """W goes from memory to a matrix instruction in one lane: X's tile alone is read from LDS, 16 bytes a lane."""
+    row = get_gpu(gpu)
+    problem = QuantizedProblem.contiguous(
+        512, 4096, 4096, dtype="bf16" if kind == "mxfp4" else dtype, dtype_w=kind.removeprefix("mx"), group=group,
+        dtype_scale="e8m0" if kind == "mxfp4" else "fp16", zeros=kind == "uint4" and group != 32,
+    )  # fmt: skip
+    tile = plan(problem, row)
+    if not isinstance(tile, FragmentsConfig):
+        assert row.wmma_version == 1
+        assert group == 32
+        return
+    code = code_object(problem, row, tile)
+    assert code.spills == 0
+    assert code.lds_bytes <= row.lds_bytes
+    read = len(re.findall(r"\bds_(?:load|read)_b128\b", code.asm))
+    assert read >= tile.block_m * tile.block_k * (2 if row.wmma_version == 1 else 1) // row.wave_sizes[0] // 8
+    assert not re.search(r"\bds_bpermute|\bds_(?:load|read)_u8", code.asm)
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])

@@ -9,7 +9,9 @@ import pytest
 
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.gpu import MOST_PROGRAMS, get_gpu
+from laneloom.ops.matmul.problem import Matrix
 from laneloom.ops.quantized_matmul.config import QuantizedConfig, parse_config
+from laneloom.ops.quantized_matmul.config_fragments import FragmentsConfig
 from laneloom.ops.quantized_matmul.plan import checked_config, plan
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem
 
@@ -39,6 +41,11 @@ def test_a_plan_goes_by_rows(name):
     for m, block_m, block_k in (
         (1, 1, 256), (2, 16, 128), (16, 16, 128), (17, 32, 64), (64, 32, 64), (65, 64, 16), (4096, 64, 16)
     ):  # fmt: skip
+        if m > 64 and isinstance(plan(product(m, 65536, 4096), get_gpu(name)), FragmentsConfig):
+            many = plan(product(m, 65536, 4080), get_gpu(name))  # K of no whole groups
+            assert isinstance(many, QuantizedConfig)
+            assert many.block_m == block_m
+            continue
         config = plan(product(m, 65536, 4096), get_gpu(name))
         assert isinstance(config, QuantizedConfig)
         assert (config.block_m, config.split_k, config.stages) == (block_m, 1, 1)
@@ -48,6 +55,53 @@ def test_a_plan_goes_by_rows(name):
         few = plan(product(m, 65536, 4096, group=16, zeros=True), get_gpu(name))
         assert isinstance(few, QuantizedConfig)
         assert few.block_k == (block_k if m == 1 else min(block_k, 64))
+
+
+@pytest.mark.parametrize(("name", "how", "tile"), [
+    ("gfx942", {}, (64, 64, 128)), ("gfx1201", {}, (64, 128, 128)), ("gfx1151", {}, (128, 64, 64)),
+    ("gfx1201", {"group": 0, "dtype_w": "int8"}, (128, 64, 64)), ("gfx1201", {"group": 64}, (64, 128, 128)),
+    ("gfx1201", {"group": 32, "dtype_w": "fp4", "dtype_scale": "e8m0", "dtype": "bf16"}, (128, 64, 64)),
+    ("gfx942", {"group": 32}, (64, 64, 128)), ("gfx1151", {"group": 32}, None), ("gfx90a", {}, None),
+    ("gfx942", {"group": 16}, None), ("gfx1201", {"k": 4160, "group": 64}, (64, 128, 64)), ("gfx1201", {"k": 80}, None),
+    ("gfx942", {"m": 128}, None), ("gfx1201", {"m": 64}, None), ("gfx1201", {"batch": 8, "ragged": True}, None),
+])  # fmt: skip
+def test_many_rows_are_multiplied_by_fragments(name, how, tile):
+    """On AMD, where K is whole K-tiles and there are waves enough without parts of K."""
+    problem, gpu = product(**{"m": 512, "n": 4096, "k": 4096} | how), get_gpu(name)
+    config = plan(problem, gpu)
+    assert isinstance(config, FragmentsConfig) == (tile is not None)
+    if isinstance(config, FragmentsConfig):
+        assert (config.block_m, config.block_n, config.block_k) == tile
+        assert parse_config(config.text) == config
+
+
+FRAGMENTS = FragmentsConfig(block_m=64, block_n=64, block_k=64)
+ODD = Matrix((0, 0, 516, 1))
+
+
+@pytest.mark.parametrize(("config", "problem", "why"), [
+    (FRAGMENTS, product(dtype="fp32"), "multiplies fp16 and bf16, got fp32"),
+    (FRAGMENTS, product(dtype_out="int32"), "out_dtype: expected fp32, fp16 or bf16, got int32"),
+    (FRAGMENTS, replace(product(), k=0), "K: expected 1 to 1073741824, got 0"),
+    (FRAGMENTS.with_knobs(block_m=8), product(), "blocks of 16 to 256 rows and columns"),
+    (FRAGMENTS.with_knobs(block_k=16), product(), "block_k of 32, 64 or 128, got 16"),
+    (FRAGMENTS.with_knobs(num_warps=8), product(), "warps of 16 columns or more"),
+    (FRAGMENTS, product(group=16), "groups of 32 or more, with zeros of whole K-tiles, got 16"),
+    (FRAGMENTS, product(group=32, zeros=True), "with zeros of whole K-tiles, got 32"),
+    (FRAGMENTS, product(k=544, group=128), "K of whole K-tiles and groups, got 544"),
+    (FRAGMENTS, product(batch=2, ragged=True), "no rows in groups"),
+    (FRAGMENTS, replace(product(), x=ODD), "rows of x along K that begin at 16 bytes"),
+    (FRAGMENTS, replace(product(), values=replace(ODD, strides=(0, 0, 1, 256))), "rows of weight along K that begin"),
+    (FRAGMENTS, replace(product(), values=replace(ODD, strides=(0, 0, 1 << 23, 1))), "rows of at most 4194304"),
+    (FRAGMENTS, product(1 << 20, 1 << 22), f"at most {MOST_PROGRAMS} programs, got {1 << 30}"),
+])  # fmt: skip
+def test_what_fragments_refuses(config, problem, why):
+    assert why in str(config.why_invalid(problem, GFX1151))
+
+
+def test_fragments_are_amd_s():
+    for name in ("gfx90a", "gfx1250", "sm_90a"):
+        assert "for RDNA 3, 3.5 and 4, gfx942 and gfx950, got " in str(FRAGMENTS.why_invalid(product(), get_gpu(name)))
 
 
 def test_k_goes_in_parts_where_waves_are_few():

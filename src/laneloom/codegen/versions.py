@@ -100,6 +100,21 @@ else:
         gl.thread_barrier()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):  # 3.7 and newer
+
+    @gluon.jit
+    def reinterpreted(x_lds, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same LDS by another shape and layout."""
+        return x_lds.reinterpret(x_lds.dtype, SHAPE, LAYOUT)
+
+else:
+
+    @gluon.jit
+    def reinterpreted(x_lds, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+        """The same LDS by another shape and layout."""
+        return x_lds._reinterpret(x_lds.dtype, SHAPE, LAYOUT)
+
+
 if hasattr(tma, "async_load"):  # 3.8 and newer; 3.9 refuses the former names
 
     @gluon.jit

@@ -41,6 +41,21 @@ def pinned(acc):
 
 
 @gluon.jit
+def written(acc, left):
+    """The sums, with the 19 wait states behind them that the longest dependency on them needs; and `left`.
+
+    The hardware does not wait, and LLVM counts wait states along one path to a block only: on another path C was stored
+    too early, and its addresses came into registers that the matrix instruction had yet to write. Instructions with an
+    effect keep their order and stay in front of the branches.
+    """
+    acc = gl.inline_asm_elementwise("; sums $0 $1", "=v,0", [acc], dtype=acc.dtype, is_pure=False, pack=1)
+    left = gl.inline_asm_elementwise(
+        "s_nop 15\n\ts_nop 2 ; sums are written $0 $1", "=s,0", [left], dtype=gl.int32, is_pure=False, pack=1
+    )
+    return acc, left
+
+
+@gluon.jit
 def above_stores(acc, HOLD: gl.constexpr):
     """acc, made here: LLVM would sink the last matrix instructions into pieces or masked stores. By `pinned`, by
     `complete`, or as it is ("none") where one store through LDS follows, which holds them as well.

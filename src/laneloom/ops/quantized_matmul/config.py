@@ -14,7 +14,7 @@ from ..scalars import shown
 from .problem import QuantizedProblem
 
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
-SCHEDULES = {"tiles": "config", "hopper_weights": "config_hopper"}
+SCHEDULES = {"tiles": "config", "fragments": "config_fragments", "hopper_weights": "config_hopper"}
 MOST_PARTS = 64  #: of K
 MOST_STEPS = 8  #: `tl.dot` of a group, or of a K-tile of small ones; larger groups have several sums that are scaled
 MOST_WITH_ZEROS = 4  #: groups of a K-tile: of 8 Triton 3.6 makes wrong code

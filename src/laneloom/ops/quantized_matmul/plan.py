@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
 from .config import MOST_WITH_ZEROS, BaseConfig, QuantizedConfig, given_config
+from .config_fragments import FragmentsConfig
 from .config_hopper import hopper_configs
 from .problem import QuantizedProblem
 
@@ -19,8 +20,31 @@ LARGE = {True: (64, 128, 64, 4), False: (64, 128, 32, 4)}
 MOST_PARTS, WAVES = 8, 2  #: of K; waves of a SIMD that parts of K are for
 
 
+def _fragments(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
+    """Of many rows on RDNA and CDNA, as predicted for 512 of them.
+
+    A wave with 128 rows has no registers for a second set of sums on RDNA 4: where groups have their own it gets 64,
+    and K-tiles of several small groups. RDNA 3 is slower so than by `tiles` with small groups.
+    """
+    own_sums = problem.group > 0 and not problem.folds
+    if gpu.wmma_version == 0:
+        block_m, block_n, block_k = 64, 64, 128
+    elif gpu.wmma_version == 2 and own_sums:
+        block_m, block_n, block_k = 64, 128, 128
+    elif own_sums and problem.group < 64:
+        return
+    else:
+        block_m, block_n, block_k = 128, 64, 64
+    for depth in (block_k, block_k // 2):
+        config = FragmentsConfig(block_m=block_m, block_n=block_n, block_k=depth)
+        # with fewer waves than three for four SIMDs parts of K are faster
+        if 4 * config.programs(problem) * config.num_warps >= 3 * gpu.compute_units * gpu.simds_per_cu:
+            yield config
+
+
 def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
-    """Best first; of `tiles` on every GPU, of `hopper_weights` ahead of them where it can read the operands.
+    """Best first; of `tiles` on every GPU, of `hopper_weights`, and of many rows `fragments`, ahead of them where these
+    can read the operands.
 
     The tile goes by the rows, of each group where they are in groups: few have K-tiles of several small groups of K,
     whose lines of memory are whole.
@@ -32,6 +56,8 @@ def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     stages = 2 if gpu.vendor == "nvidia" else 1
     longest = 1 << max(4, (problem.k - 1).bit_length())
     m = problem.typical.m
+    if m > TILES[-1][0] and gpu.vendor == "amd" and not problem.ragged:
+        yield from _fragments(problem, gpu)
     for rows, block_m, block_n, block_k, num_warps in (*TILES, (m, *LARGE[problem.is_packed])):
         if m > rows:
             continue

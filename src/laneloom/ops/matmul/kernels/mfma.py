@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
-from ....device.epilogue import store_tile
+from ....device.epilogue import store_tile, written
 from ....device.float8 import bf16_of_float8
 from ....device.row_groups import k_of_group, place_tile_of_all
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, schedule_fence_wave64, tile_offsets
@@ -111,7 +111,7 @@ def mfma_matmul(
         b_tile += b_step
     cta_barrier()  # the last tile is stored
     acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
-    acc, left = _written(acc, left)
+    acc, left = written(acc, left)
     rows_n = gl.multiple_of(gl.minimum(rows_n, BLOCK_N), [N_VEC])
     store_tile(
         acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
@@ -132,21 +132,6 @@ def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
     a = a_lds.load(gl.DotOperandLayout(0, acc.type.layout, K_WIDTH))  # [BLOCK_M, BLOCK_K]
     b = b_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_K, BLOCK_N]
     return gl.amd.cdna3.mfma(a, b, acc)
-
-
-@gluon.jit
-def _written(acc, left):
-    """The sums, with the 19 wait states behind them that the longest dependency on them needs; and `left`.
-
-    The hardware does not wait, and LLVM counts wait states along one path to a block only: on another path C was stored
-    too early, and its addresses came into registers that the matrix instruction had yet to write. Instructions with an
-    effect keep their order and stay in front of the branches.
-    """
-    acc = gl.inline_asm_elementwise("; sums $0 $1", "=v,0", [acc], dtype=acc.dtype, is_pure=False, pack=1)
-    left = gl.inline_asm_elementwise(
-        "s_nop 15\n\ts_nop 2 ; sums are written $0 $1", "=s,0", [left], dtype=gl.int32, is_pure=False, pack=1
-    )
-    return acc, left
 
 
 @cache
