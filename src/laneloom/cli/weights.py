@@ -111,7 +111,9 @@ def explain_weight(product: WeightProduct) -> Explanation:
             break
         passed_over.append((config.text, why))
     reason = "the tile goes by the rows, parts of K by the waves"
-    if chosen.schedule != "tiles":
+    if chosen.schedule == "fragments":
+        reason = "many rows: a wave unpacks its columns of W for all rows of a tile, as its instructions want them"
+    elif chosen.schedule != "tiles":
         reason = "the shortest estimate of a model of Hopper"
     parts = chosen.parts(problem)
     facts = (f"{parts} parts of K, added up by a second launch",) if parts > 1 else ()

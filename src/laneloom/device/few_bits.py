@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language import core
 
 
 @gluon.jit
@@ -16,11 +17,11 @@ def _bytes(a, b, SELECT: gl.constexpr):
     return _picked(a, b, select)
 
 
-@gluon.jit
-def _picked(a, b, select):
-    return gl.inline_asm_elementwise(
-        "v_perm_b32 $0, $1, $2, $3", "=v,v,v,v", [a, b, select], dtype=gl.int32, is_pure=True, pack=1
-    )
+@core.extern
+def _picked(a, b, select, _semantic=None):
+    """v_perm_b32, as LLVM knows it: of inline assembly it counts no wait states before a matrix instruction."""
+    perm = {(core.dtype("int32"),) * 3: ("llvm.amdgcn.perm", core.dtype("int32"))}
+    return core.extern_elementwise("", "", [a, b, select], perm, is_pure=True, _semantic=_semantic)
 
 
 @gluon.jit
@@ -37,20 +38,21 @@ def _halves(pairs, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _upper_half(x):
-    """FP32 that bf16 holds, in bf16: no rounding."""
-    return (x.to(gl.uint32, bitcast=True) >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+def _upper_halves(low, high):
+    """Two of FP32 that bf16 holds, in bf16: no rounding."""
+    pairs = _bytes(high.to(gl.int32, bitcast=True), low.to(gl.int32, bitcast=True), 0x07060302)
+    return _halves(pairs, gl.bfloat16)
 
 
 @gluon.jit
 def _nibble_of_integers(words, zero, N: gl.constexpr, MIDDLE: gl.constexpr):
-    """Number N of a word less its zero in bf16: its bits become those of weight 1 and more of a power of two in FP32,
+    """Number N of a word less its zero in FP32: its bits become those of weight 1 and more of a power of two in FP32,
     which is subtracted."""
     if N > 4:
         words = words >> 12
     AT: gl.constexpr = 4 * (N if N <= 4 else N - 3)
     number = ((words & (15 << AT)) | (127 + 23 - AT << 23)).to(gl.float32, bitcast=True)
-    return _upper_half(number - (zero + (2.0 ** (23 - AT) + MIDDLE)))
+    return number - (zero + (2.0 ** (23 - AT) + MIDDLE))
 
 
 @gluon.jit
@@ -68,7 +70,7 @@ def _pair_of_nibbles(words, zero, I: gl.constexpr, KIND: gl.constexpr, DTYPE: gl
             return low - base, high - base
         else:
             low = _nibble_of_integers(words, zero, 2 * I, MIDDLE)
-            return low, _nibble_of_integers(words, zero, 2 * I + 1, MIDDLE)
+            return _upper_halves(low, _nibble_of_integers(words, zero, 2 * I + 1, MIDDLE))
 
 
 @gluon.jit
@@ -98,11 +100,6 @@ def _pair_of_fp4(words, scale, I: gl.constexpr, DTYPE: gl.constexpr, FOLD: gl.co
     FP16: gl.constexpr = DTYPE == gl.float16  # noqa: SIM300
     if FOLD:
         large, small, large_lower, small_lower = _tables_of_fp4(scale)
-        none = words & 0
-        large = large | none
-        small = small | none
-        large_lower = large_lower | none
-        small_lower = small_lower | none
     else:
         large = _constant(words, 0x46444240 if FP16 else 0x40404040)
         small = _constant(words, 0x3E3C3800 if FP16 else 0x3F3F3F00)
@@ -134,7 +131,7 @@ def _pair_of_bytes(words, I: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constex
         if gl.float16 == DTYPE:
             return low, high
         else:
-            return _upper_half(low.to(gl.float32)), _upper_half(high.to(gl.float32))
+            return _upper_halves(low.to(gl.float32), high.to(gl.float32))
     elif gl.float16 == DTYPE:
         pairs = _bytes(_constant(words, 0x64646464), words, 0x04010400 + I * 0x00020002)
         low, high = _halves(pairs, DTYPE)
@@ -143,7 +140,7 @@ def _pair_of_bytes(words, I: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constex
         top = _constant(words, 0x4B4B4B4B)
         low = _bytes(top, words, 0x040C0C00 + 2 * I).to(gl.float32, bitcast=True)
         high = _bytes(top, words, 0x040C0C01 + 2 * I).to(gl.float32, bitcast=True)
-        return _upper_half(low - 8388736.0), _upper_half(high - 8388736.0)
+        return _upper_halves(low - 8388736.0, high - 8388736.0)
 
 
 @gluon.jit
