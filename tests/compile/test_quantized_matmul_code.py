@@ -59,7 +59,7 @@ def test_planned_fragments_spill_nothing(gpu, kind, dtype, group):
     tile = plan(problem, row)
     if not isinstance(tile, FragmentsConfig):
         assert row.wmma_version == 1
-        assert group == 32
+        assert group == 32 or not problem.is_packed
         return
     code = code_object(problem, row, tile)
     assert code.spills == 0

@@ -58,11 +58,12 @@ def test_a_plan_goes_by_rows(name):
 
 
 @pytest.mark.parametrize(("name", "how", "tile"), [
-    ("gfx942", {}, (64, 64, 128)), ("gfx1201", {}, (64, 128, 128)), ("gfx1151", {}, (128, 64, 64)),
-    ("gfx1201", {"group": 0, "dtype_w": "int8"}, (128, 64, 64)), ("gfx1201", {"group": 64}, (64, 128, 128)),
+    ("gfx942", {}, (64, 64, 128)), ("gfx1201", {}, (64, 128, 64)), ("gfx1151", {}, (128, 64, 64)),
+    ("gfx1201", {"group": 0, "dtype_w": "int8"}, (128, 64, 64)), ("gfx1201", {"group": 32}, (64, 128, 128)),
     ("gfx1201", {"group": 32, "dtype_w": "fp4", "dtype_scale": "e8m0", "dtype": "bf16"}, (128, 64, 64)),
-    ("gfx942", {"group": 32}, (64, 64, 128)), ("gfx1151", {"group": 32}, None), ("gfx90a", {}, None),
-    ("gfx942", {"group": 16}, None), ("gfx1201", {"k": 4160, "group": 64}, (64, 128, 64)), ("gfx1201", {"k": 80}, None),
+    ("gfx942", {"group": 32}, (64, 64, 128)), ("gfx1151", {"group": 32}, None),
+    ("gfx1151", {"dtype_w": "fp8"}, None), ("gfx90a", {}, None),
+    ("gfx942", {"group": 16}, None), ("gfx1201", {"k": 4160, "group": 32}, (64, 128, 64)), ("gfx1201", {"k": 80}, None),
     ("gfx942", {"m": 128}, None), ("gfx1201", {"m": 64}, None), ("gfx1201", {"batch": 8, "ragged": True}, None),
 ])  # fmt: skip
 def test_many_rows_are_multiplied_by_fragments(name, how, tile):

@@ -41,7 +41,9 @@ class FragmentsConfig(BaseConfig):
         return min(self.block_k, 64, problem.group or 64)
 
     def span(self, problem: QuantizedProblem) -> int:
-        """K whose sums are scaled together: a group, or part of a large one."""
+        """K whose sums are scaled together: a group, or part of a large one; else a K-tile."""
+        if problem.folds:
+            return self.block_k
         return max(self.block_k, min(problem.group, MOST_STEPS * self.block_k))
 
     def programs(self, problem: QuantizedProblem) -> int:

@@ -24,14 +24,14 @@ def _fragments(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     """Of many rows on RDNA and CDNA, as predicted for 512 of them.
 
     A wave with 128 rows has no registers for a second set of sums on RDNA 4: where groups have their own it gets 64,
-    and K-tiles of several small groups. RDNA 3 is slower so than by `tiles` with small groups.
+    and K-tiles of several small groups. RDNA 3 is slower so than by `tiles`, or spills, but for large groups of 4 bits.
     """
     own_sums = problem.group > 0 and not problem.folds
     if gpu.wmma_version == 0:
         block_m, block_n, block_k = 64, 64, 128
     elif gpu.wmma_version == 2 and own_sums:
-        block_m, block_n, block_k = 64, 128, 128
-    elif own_sums and problem.group < 64:
+        block_m, block_n, block_k = 64, 128, 128 if problem.group < 64 else 64
+    elif own_sums and (problem.group < 64 or not problem.is_packed):
         return
     else:
         block_m, block_n, block_k = 128, 64, 64
