@@ -69,9 +69,9 @@ def test_explain():
     assert found["reason"] == "the shortest estimate of a model of Hopper"
     found = shown("explain", "matmul", "--gpu", "gfx942", "--shape", "1,256,4096", "--weight", "fp4", "--group", "16")
     assert (found["schedule"], found["group"], found["patched"]) == ("tiles", 16, {})
+    assert found["facts"] == ["8 parts of K, added up by a second launch"]
     found = shown("explain", "matmul", "--gpu", "gfx1201", "--shape", "512,4096,4096", "--weight", "int4")
     assert (found["schedule"], found["reason"][:9]) == ("fragments", "many rows")
-    assert found["facts"] == ["8 parts of K, added up by a second launch"]
 
 
 def test_predict():
