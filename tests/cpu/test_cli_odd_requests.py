@@ -311,3 +311,12 @@ def test_a_script_to_patch_that_is_not_there(tmp_path):
     script = tmp_path / "none.py"
     done = subprocess.run([sys.executable, "-m", "laneloom.pytorch", str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"laneloom: cannot read {script}: No such file or directory\n")
+
+
+def test_options_that_nothing_reads_are_not_ignored():
+    assert sentence("emulate", "--coverage", "--strict").startswith("--strict: --coverage lists")
+    assert sentence("compare", "old.jsonl", "new.jsonl", "--shape", "8,8,8").startswith("--shape: two files of records")
+
+
+def test_a_ladder_without_a_level_that_can_run():
+    assert sentence("ladder", "transform3d", "--gpu", "gfx1151", "-K", "1000").startswith("no level can run: L1-global")

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ArgumentError, UnsupportedError
 from .product import AsJson, Dtype, GpuName, Layout, OutDtype, Product, Shape, parse_product
-from .terminal import new_console, print_json, print_table, working
+from .terminal import given_options, new_console, print_json, print_table, working
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
@@ -46,6 +46,7 @@ class Row:
 
 
 def compare(
+    ctx: typer.Context,
     operation: Annotated[str, typer.Argument(metavar="OPERATION|OLD", help="matmul, or a file of records.")],
     new: Annotated[str | None, typer.Argument(metavar="NEW", help="Another file of records.")] = None,
     gpu: GpuName = "gfx1151",
@@ -64,6 +65,8 @@ def compare(
     if new is not None:
         from .changes import compare_files
 
+        if surplus := given_options(ctx, but=("--json",)):
+            raise ArgumentError(f"{surplus[0]}: two files of records have their own problems")
         compare_files(operation, new, as_json)
         return
     if Path(operation).suffix == ".jsonl":

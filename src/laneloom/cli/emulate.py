@@ -20,11 +20,12 @@ from .product import (
     Shape,
     parse_product,
 )
-from .terminal import check_writable, print_facts, print_json
+from .terminal import check_writable, given_options, print_facts, print_json
 from .weights import Group, Weight, WeightProduct, parse_weight, run_weight, said_of_weight
 
 
 def emulate(
+    ctx: typer.Context,
     operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="What to compute: matmul.")] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="A GPU of `laneloom gpus`; by default gfx1151.")] = None,
     shape: Shape = "256,256,256",
@@ -55,6 +56,8 @@ def emulate(
     if coverage:
         if operation is not None:
             raise ArgumentError("--coverage lists what the emulator knows and runs nothing: leave out the operation")
+        if surplus := given_options(ctx, but=("--coverage", "--gpu", "--json")):
+            raise ArgumentError(f"{surplus[0]}: --coverage lists what the emulator knows and runs nothing")
         show_coverage(gpu, as_json)
         return
     if operation is None:

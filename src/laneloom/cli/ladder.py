@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from ..gpu import get_gpu
 from .product import AsJson
 from .terminal import check_writable, new_console, print_json, print_table, working
@@ -56,6 +56,9 @@ def transform3d(
             found = rungs.predict_rungs(gpu, k or _EMULATED_K, nfuncs)
     else:
         found = rungs.find_rungs(k, nfuncs, records)
+    if all(rung.refused for rung in found.rungs):
+        first = found.rungs[0]
+        raise UnsupportedError(f"no level can run: {first.level}, K={first.k}: {first.refused}")
     if plot is not None:
         rungs.plot_rungs(found, plot)
     if as_json:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
+    import typer
     from rich.console import Console, RenderableType
     from rich.table import Table
 
@@ -120,3 +121,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def given_options(ctx: typer.Context, but: Collection[str] = ()) -> list[str]:
+    """The options that the command line has itself, without those in `but`."""
+    found = []
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.param_type_name == "option" and source is not None and source.name == "COMMANDLINE":
+            found.append(parameter.opts[0])
+    return [option for option in found if option not in but]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
+from .terminal import given_options
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -50,9 +51,7 @@ def transformbench(
     GFlop counts 6 K^4 operations a tensor, a multiplication and an addition for every term.
     """
     if ctx.invoked_subcommand is not None:
-        sources = ((p.opts[0], ctx.get_parameter_source(p.name)) for p in ctx.command.params if p.name)
-        given = [option for option, source in sources if source is not None and source.name == "COMMANDLINE"]
-        if given:
+        if given := given_options(ctx):
             raise ArgumentError(f"{given[0]}: expected behind {ctx.invoked_subcommand}, whose options are its own")
         return
     _check(level, "`laneloom transformbench validate --gpu gfx1151` checks a level in the emulator")
