@@ -8,11 +8,13 @@ from itertools import combinations_with_replacement, pairwise
 
 import pytest
 
+from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.errors import UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MOST_GROUPS, plan, plan_with_reasons
 from laneloom.ops.matmul.config_direct import DirectConfig
+from laneloom.ops.matmul.config_mfma import LARGE_TRITON
 from laneloom.ops.matmul.config_sgemm import NaiveConfig
 from laneloom.ops.matmul.config_wmma import CoopConfig, PingpongConfig, WideConfig, WmmaConfig
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
@@ -53,7 +55,8 @@ def test_as_many_tiles_as_there_can_be(groups):
 @pytest.mark.parametrize("name", AMD)
 def test_the_plan_is_of_groups_of_equal_sizes(name):
     gpu = get_gpu(name)
-    for m, groups, most in ((8192, 8, 128), (256, 64, 32)):
+    large = 256 if name == "gfx950" and parse_version(triton_version()) >= LARGE_TRITON else 128
+    for m, groups, most in ((8192, 8, large), (256, 64, 32)):
         problem = in_groups(m, 4096, 4096, groups, dtype="bf16", layout="nt")
         chosen = plan_with_reasons(problem, gpu)
         assert chosen.config.schedule == KERNELS[gpu.matrix_instructions]
@@ -61,7 +64,7 @@ def test_the_plan_is_of_groups_of_equal_sizes(name):
         assert chosen.config.block_m <= most
         assert chosen.source == "cost model"
         assert explain(problem, gpu=name).config == chosen.config
-    assert plan(in_groups(8192, 4096, 4096, 8, layout="nt"), gpu).block_m == 128
+    assert plan(in_groups(8192, 4096, 4096, 8, layout="nt"), gpu).block_m == large
 
 
 @pytest.mark.parametrize("name", ["gfx1151", "gfx942", "gfx1250"])

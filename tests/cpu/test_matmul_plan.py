@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from laneloom.codegen import versions
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.isa.lds_banks import access_cycles
-from laneloom.ops.matmul import execute
+from laneloom.ops.matmul import config_mfma, execute
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
 from laneloom.ops.matmul.config_hopper import tma_writes
@@ -109,6 +110,32 @@ def test_cdna_2_and_3_multiply_8_bit_floats_as_bf16(gpu):
     gpu = get_gpu(gpu)
     config = plan(dense(4096, 4096, 4096, dtype="fp8"), gpu)
     assert config.text == plan(dense(4096, 4096, 4096, dtype="bf16"), gpu).text  # the same tiles in LDS
+
+
+def test_cdna_tiles_of_256_rows(monkeypatch):
+    """Where they fill rounds of the GPU's workgroups, and a SIMD has registers for two waves of them."""
+
+    def first(gpu, *sizes, **kinds):
+        config = next(config_mfma.candidates(dense(*sizes, **kinds), get_gpu(gpu)))[0]
+        return config.block_m, config.block_n, config.block_k
+
+    monkeypatch.setattr(versions, "triton_version", lambda: "3.9.0")
+    large, square = (4096, 4096, 4096), (128, 128, 64)
+    for layout in ("nn", "nt", "tn", "tt"):
+        across = layout == "tn"
+        assert first("gfx950", *large, dtype="bf16", layout=layout) == (256, 128, 64)
+        assert first("gfx950", *large, dtype="int8", layout=layout) == (128 if across else 256, 128, 128)
+        assert first("gfx942", *large, dtype="fp16", layout=layout) == ((256, 128, 32) if across else square)
+    relu, gelu = (Epilogue(bias=("n", 1), dtype_bias="bf16", activation=name) for name in ("relu", "gelu"))
+    assert first("gfx950", *large, dtype="bf16", epilogue=relu) == (256, 128, 64)
+    for sizes, kinds in (
+        (large, {"epilogue": gelu}), ((4096, 4096, 4097), {}), ((4096, 4099, 4096), {}), ((2048, 2048, 2048), {}),
+        ((3000, 3000, 3000), {}),
+    ):  # fmt: skip
+        assert first("gfx950", *sizes, dtype="bf16", **kinds) == square
+    assert first("gfx90a", *large, dtype="bf16") == square
+    monkeypatch.setattr(versions, "triton_version", lambda: "3.6.0")
+    assert first("gfx950", *large, dtype="bf16") == square
 
 
 def test_cdna_1_multiplies_fp64_by_the_vector_unit():

@@ -102,6 +102,11 @@ TILES = (
     (MfmaConfig(block_m=64, block_n=64, block_k=64), 0.7),
     (MfmaConfig(block_m=32, block_n=32, block_k=64, num_warps=2), 0.4),
 )
+#: Of CDNA 4, whose LDS has room for three such workgroups, in 16 bits and int8; CDNA 3's for one.
+CDNA_4_TILES = ((MfmaConfig(block_m=256, block_n=128, block_k=64), 1.3), *TILES)
+#: Of CDNA 3 in 16 bits, of operands whose lines of memory lie across K: rows of 64 bytes leave LDS room for two.
+CDNA_3_ACROSS = ((MfmaConfig(block_m=256, block_n=128, block_k=32), 1.1), *TILES)
+LARGE_TRITON = (3, 9)  #: earlier ones give a wave of these more than 256 registers, so that a SIMD has room for one
 
 #: Of CDNA 1, whose FP64 products are vector instructions.
 CDNA_1_FP64_TILES = (
@@ -110,10 +115,26 @@ CDNA_1_FP64_TILES = (
 )
 
 
+def _leaves_registers(problem: MatmulProblem) -> bool:
+    """Whether tiles of 256 rows have two waves on a SIMD: operands by 16 bytes, few terms behind the product."""
+    from ...codegen.versions import parse_version, triton_version
+
+    e, most = problem.epilogue, 16 // DTYPE_BYTES[problem.dtype_a]
+    few = e is None or not (e.addend or e.scale_a or e.scale_b or e.activation not in (None, "relu"))
+    whole = problem.vector_a == problem.vector_b == most
+    return few and whole and parse_version(triton_version()) >= LARGE_TRITON
+
+
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """The tiles in the order of the busiest compute unit's work."""
     size = lds_element_bytes(problem, gpu)
     tiles = CDNA_1_FP64_TILES if gpu.is_cdna_1 and problem.dtype_a == "fp64" else TILES
+    if _leaves_registers(problem):
+        halves, across = problem.dtype_a in ("fp16", "bf16"), (problem.a.major, problem.b.major) == ("t", "n")
+        if gpu.name == "gfx950" and (halves or (problem.dtype_a == "int8" and not across)):
+            tiles = CDNA_4_TILES
+        elif gpu.name == "gfx942" and halves and across:
+            tiles = CDNA_3_ACROSS
 
     def work(config: MatmulConfig, share: float) -> float:
         count = problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
@@ -123,5 +144,6 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         if isinstance(config, MfmaConfig):
             if problem.dtype_a == "fp64":
                 config = replace(config, block_m=min(config.block_m, 64), block_n=min(config.block_n, 64))
-            config = replace(config, block_k=max(8, ROW_BYTES // size))
+            if config is not CDNA_3_ACROSS[0][0]:
+                config = replace(config, block_k=max(8, ROW_BYTES // size))
         yield config, "least work for the busiest compute unit"
