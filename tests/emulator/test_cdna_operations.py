@@ -61,6 +61,27 @@ def test_int8_gemm_with_terms(gpu):
     assert (got.double() - want).abs().max() <= 2.0**-10 * want.abs().max()
 
 
+TILES = {"gfx950 bf16": ("nt", 64), "gfx950 int8": ("nn", 128), "gfx942 fp16": ("tn", 32)}
+
+
+@pytest.mark.parametrize("case", TILES)
+def test_tiles_of_256_rows(case):
+    """Rows and columns behind the last tile's, a last K-tile that is cut."""
+    name, dtype = case.split()
+    layout, block_k = TILES[case]
+    torch.manual_seed(4)
+    a, b = torch.randn(257, 170), torch.randn(170, 140)
+    a, b = (x.mul(20).to(torch.int8) if dtype == "int8" else x.to(torch.bfloat16 if dtype == "bf16" else torch.float16)
+            for x in (a, b))  # fmt: skip
+    a = a.T.contiguous().T if layout[0] == "t" else a
+    b = b.T.contiguous().T if layout[1] == "t" else b
+    with laneloom.emulated(name, strict=True):
+        config = f"mfma:block_m=256,block_n=128,block_k={block_k},num_warps=4"
+        got = laneloom.matmul(a, b, out_dtype=torch.int32 if dtype == "int8" else torch.float32, config=config)
+    exact, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((got.double() - exact).abs() <= (0 if dtype == "int8" else 171 * 2.0**-24) * magnitude).all()
+
+
 @pytest.mark.turning("gpu")
 def test_transform_and_transpose(gpu):
     x, matrix = torch.randn(3, 6, 6, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
