@@ -28,7 +28,7 @@ INSTRUCTIONS = {
     ("gfx908", "int8"): "v_mfma_i32_16x16x16i8", ("gfx908", "fp8"): "v_mfma_f32_16x16x8bf16",
     ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k",
     ("gfx950", "bf16"): "v_mfma_f32_16x16x32_bf16", ("gfx950", "int8"): "v_mfma_i32_16x16x64_i8",
-    ("gfx950", "fp8"): "v_mfma_f32_16x16x32_fp8_fp8",
+    ("gfx950", "fp8"): "v_mfma_scale_f32_16x16x128_f8f6f4",
 }  # fmt: skip
 CASES = [(*case, layout) for n, case in sampled(enumerate(INSTRUCTIONS)) for layout in in_turn(n // 2, "nn", "nt")]
 #: LLVM puts what is done to loaded bytes in front of most matrix instructions.

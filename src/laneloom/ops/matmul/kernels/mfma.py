@@ -20,7 +20,7 @@ from ....device.float8 import bf16_of_float8
 from ....device.row_groups import k_of_group, place_tile_of_all
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
-from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
+from ..config_mfma import MfmaConfig, format_of, instruction_of, is_upcast, lds_element_bytes
 from ..launch_wmma import (
     RUNTIME,
     compile_tiles,
@@ -54,7 +54,7 @@ def mfma_matmul(
     TYPE: gl.constexpr, ACC_TYPE: gl.constexpr, SUMS: gl.constexpr, K_WIDTH: gl.constexpr,
     A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
     A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, N_VEC: gl.constexpr, MARK: gl.constexpr,
-    ENDS: gl.constexpr, ends_ptr=None,
+    FORMAT: gl.constexpr, ENDS: gl.constexpr, ends_ptr=None,
 ):  # fmt: skip
     tile = gl.program_id(0) + first_program
     outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
@@ -102,7 +102,7 @@ def mfma_matmul(
         b = load_tile(b_tile, b_r, b_k, B_MAJOR, B_VEC, WIDE)  # [BLOCK_N, BLOCK_K]
         # the loads stay above the matrix instructions
         left = load_fence(left - 1)
-        acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
+        acc = _multiply(a_lds, b_lds, acc, K_WIDTH, FORMAT)
         left = schedule_fence_wave64(left)
         # Triton puts a barrier here: every wave has read the tile.
         a_lds.store(gl.convert_layout(_multiplied(a, TYPE), A_STORE))
@@ -110,7 +110,7 @@ def mfma_matmul(
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
-    acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
+    acc = _multiply(a_lds, b_lds, acc, K_WIDTH, FORMAT)
     acc, left = written(acc, left)
     rows_n = gl.multiple_of(gl.minimum(rows_n, BLOCK_N), [N_VEC])
     store_tile(
@@ -128,10 +128,13 @@ def _multiplied(x, TYPE: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
+def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr, FORMAT: gl.constexpr):
     a = a_lds.load(gl.DotOperandLayout(0, acc.type.layout, K_WIDTH))  # [BLOCK_M, BLOCK_K]
     b = b_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_K, BLOCK_N]
-    return gl.amd.cdna3.mfma(a, b, acc)
+    if FORMAT == "":
+        return gl.amd.cdna3.mfma(a, b, acc)
+    else:
+        return gl.amd.cdna4.mfma_scaled(a, None, FORMAT, b, None, FORMAT, acc)  # by scales of 1
 
 
 @cache
@@ -159,6 +162,7 @@ def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str
         "A_SHARED": shared_layout(config.block_m, config, size, gpu),
         "B_SHARED": shared_layout(config.block_n, config, size, gpu),
         "MARK": "",
+        "FORMAT": format_of(problem.dtype_a, gpu),
     }
 
 
