@@ -90,7 +90,7 @@ ODD = Matrix((0, 0, 516, 1))
     (FRAGMENTS, product(group=16), "groups of 32 or more, with zeros of whole K-tiles, got 16"),
     (FRAGMENTS, product(group=32, zeros=True), "with zeros of whole K-tiles, got 32"),
     (FRAGMENTS, product(k=544, group=128), "K of whole K-tiles and groups, got 544"),
-    (FRAGMENTS, product(batch=2, ragged=True), "no rows in groups"),
+    (FRAGMENTS, product(batch=1025, ragged=True), "at most 1024 groups of rows, got 1025"),
     (FRAGMENTS, replace(product(), x=ODD), "rows of x along K that begin at 16 bytes"),
     (FRAGMENTS, replace(product(), values=replace(ODD, strides=(0, 0, 1, 256))), "rows of weight along K that begin"),
     (FRAGMENTS, replace(product(), values=replace(ODD, strides=(0, 0, 1 << 23, 1))), "rows of at most 4194304"),

@@ -9,6 +9,7 @@ import laneloom
 from laneloom import QuantizedWeight
 
 torch = pytest.importorskip("torch")
+from random_weights import judge_groups  # noqa: E402
 from test_quantized_matmul import HALVES, UNITS_OF_A_ROW, check, weight_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
@@ -76,6 +77,29 @@ def test_planned(name):
         got = laneloom.quantized_matmul(x, weight, bias=bias)
     check(got, x, weight, bias)
     assert emulation.launches[0].kernel == "quantized_fragments"
+
+
+#: M, and where each group's rows end: none, one, several tiles; past the last row; of none; of more than a wave's lanes
+ENDS = ((100, (0, 5, 5, 6, 60, 90)), (40, (33, 70)), (9, (0, 0)), (20, tuple(min(i // 5, 19) for i in range(101))))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("kind", ["int4", *rarely("int4, small groups", "uint4", "int8"), "fp4", "fp8"])
+def test_rows_in_groups(name, kind):
+    """A weight and a bias each; rows that are in no group stay as they are."""
+    torch.manual_seed(8)
+    dtype_w, scale, zeros, group, block_k = KINDS[kind]
+    for m, ends in ENDS:
+        weight = weight_of(dtype_w, 70, 512, group, len(ends), scale=scale, zeros=zeros)
+        bias = torch.randn(70, len(ends)).T
+        x, out = torch.randn(m, 512).bfloat16(), torch.full((m, 70), torch.nan).bfloat16()
+        numbers = torch.tensor(ends, dtype=torch.int32)
+        with laneloom.emulated(name, strict=True, seed=3) as emulation:
+            laneloom.quantized_matmul(x, weight, ends=numbers, bias=bias, out=out, config=config(block_k))
+        last = judge_groups(out, x, weight, ends, bias)
+        assert out[last:].isnan().all()
+        assert [launch.kernel for launch in emulation.launches] == ["quantized_fragments"]
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

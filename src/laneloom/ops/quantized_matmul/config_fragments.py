@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...gpu import MOST_PROGRAMS, Gpu
+from ..matmul.config import MOST_GROUPS
 from ..matmul.dtypes import FLOAT_OUTPUTS, HALVES
 from .config import MOST_STEPS, BaseConfig
 from .problem import DTYPE_BYTES, QuantizedProblem
@@ -59,8 +60,8 @@ class FragmentsConfig(BaseConfig):
             return f"{name}: multiplies {' and '.join(HALVES)}, got {problem.dtype}"
         if problem.dtype_out not in FLOAT_OUTPUTS:
             return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
-        if problem.ragged:
-            return f"{name}: no rows in groups"
+        if problem.ragged and problem.batches > MOST_GROUPS:
+            return f"{name}: at most {MOST_GROUPS} groups of rows, got {problem.batches}"
         for axis, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size <= _MOST_EXTENT:
                 return f"{axis}: expected 1 to {_MOST_EXTENT}, got {size}"

@@ -76,6 +76,7 @@ def layouts(problem: QuantizedProblem, config: FragmentsConfig, gpu: Gpu) -> dic
 
     columns = 16 // DTYPE_BYTES[problem.dtype_out]
     c_lanes = min(wave, block_n // columns)
+    ends = 1 << (-(-problem.batches // wave) - 1).bit_length()  # of groups of rows in a lane, the same in every wave
     return {
         "SUMS": sums,
         "X_LOAD": _linear(loaded, wave, warps, [block_m, block_k]),
@@ -91,4 +92,5 @@ def layouts(problem: QuantizedProblem, config: FragmentsConfig, gpu: Gpu) -> dic
         "PER_WORD": per_word,
         "LANES": lanes,
         "EIGHTS": eights,
+        "ENDS": gl.BlockedLayout([ends], [wave], [warps], [0]) if problem.ragged else None,
     }

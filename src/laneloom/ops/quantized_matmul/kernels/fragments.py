@@ -18,11 +18,11 @@ from ....codegen.versions import cta_barrier, reinterpreted
 from ....device.epilogue import pinned, store_tile, written
 from ....device.few_bits import factors_of, unpacked
 from ....device.prepared import specialise
+from ....device.row_groups import place_tile_of_all
 from ....device.wmma_tiles import (
     load_fence,
     load_tile,
     multiply_wmma,
-    place_tile,
     schedule_fence,
     schedule_fence_wave64,
     tile_offsets,
@@ -119,21 +119,28 @@ def _opaque(x):
 
 @gluon.jit
 def quantized_fragments(
-    x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M, N, K, inner_products,
+    x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, ends_ptr, M, N, K, inner_products,
     stride_xo, stride_xi, stride_xm, stride_qo, stride_qi, stride_qn, stride_so, stride_si, stride_sn, stride_sg,
-    stride_zo, stride_zi, stride_zn, stride_zg, stride_co, stride_ci, stride_cm, stride_cn, stride_bias,
+    stride_zo, stride_zi, stride_zn, stride_zg, stride_co, stride_ci, stride_cm, stride_cn, stride_bias, stride_bi,
     KIND: gl.constexpr, SCALE: gl.constexpr, GROUP: gl.constexpr, SPAN: gl.constexpr, BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, ORDER: gl.constexpr,
     CHIPLETS: gl.constexpr, BATCHED: gl.constexpr, VERSION: gl.constexpr, PER_WORD: gl.constexpr,
     LANES: gl.constexpr, EIGHTS: gl.constexpr, C_VEC: gl.constexpr, C_CONTIGUOUS: gl.constexpr, SUMS: gl.constexpr,
     X_LOAD: gl.constexpr, X_STORE: gl.constexpr, X_SHARED: gl.constexpr, X_WHOLE: gl.constexpr,
     DEPTH: gl.constexpr, W_LOAD: gl.constexpr, W_PART: gl.constexpr, S_LOAD: gl.constexpr,
-    W_VEC: gl.constexpr, C_STORE: gl.constexpr,
+    W_VEC: gl.constexpr, C_STORE: gl.constexpr, ENDS: gl.constexpr,
 ):  # fmt: skip
-    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]. Strides of values: in words. GROUP 0: one scale a row."""
-    outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        gl.program_id(0), M, N, inner_products, BLOCK_M, BLOCK_N, ORDER, GROUP_M, CHIPLETS, BATCHED
+    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]. Strides of values: in words. GROUP 0: one scale a row.
+
+    ENDS: None, or how a wave holds the ends of rows in groups.
+    """
+    outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
+        gl.program_id(0), ends_ptr, M, N, inner_products, BLOCK_M, BLOCK_N, ORDER, GROUP_M, CHIPLETS, BATCHED, ENDS
     )  # fmt: skip
+    if ENDS is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
+        return
+    if bias_ptr is not None:
+        bias_ptr += inner * stride_bi
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
     WORDS: gl.constexpr = BLOCK_K // PER_WORD
     PARTS: gl.constexpr = BLOCK_K // DEPTH
@@ -248,7 +255,7 @@ def _integers(problem: QuantizedProblem) -> tuple[int, ...]:
     words = [stride // 4 for stride in problem.values.strides[:3]]
     return (
         problem.m, problem.n, problem.k, problem.batch[1], *problem.x.strides[:3], *words, *problem.scales.strides,
-        *zeros, *problem.out.strides, problem.bias[1] if problem.bias else 0,
+        *zeros, *problem.out.strides, *(problem.bias[1:] if problem.bias else (0, 0)),
     )  # fmt: skip
 
 
@@ -256,9 +263,10 @@ def launch(
     problem: QuantizedProblem, config: FragmentsConfig, gpu: Gpu, x: Any, values: Any, scales: Any, zeros: Any,
     bias: Any, out: Any, ends: Any = None,
 ) -> None:  # fmt: skip
-    """Run `config` on what lies as `problem` says: values, zeros and 8-bit scales as bytes, zeros and bias or None."""
+    """Run `config` on what lies as `problem` says: values, zeros and 8-bit scales as bytes, zeros, bias and ends or
+    None."""
     quantized_fragments[(config.programs(problem),)](
-        x, values, scales, zeros, bias, out, *_integers(problem), **_constants(problem, config, gpu),
+        x, values, scales, zeros, bias, out, ends, *_integers(problem), **_constants(problem, config, gpu),
         num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -274,9 +282,11 @@ def code_object(problem: QuantizedProblem, config: FragmentsConfig, gpu: Gpu) ->
         pointers["zeros_ptr"] = "*u8"
     if problem.bias is not None:
         pointers["bias_ptr"] = f"*{problem.bias[0]}"
-    arguments = dict(zip(quantized_fragments.arg_names[6:], _integers(problem), strict=False))
+    if problem.ragged:
+        pointers["ends_ptr"] = "*i32"
+    arguments = dict(zip(quantized_fragments.arg_names[7:], _integers(problem), strict=False))
     arguments |= _constants(problem, config, gpu)
-    arguments |= {name: None for name in ("zeros_ptr", "bias_ptr") if name not in pointers}
+    arguments |= {name: None for name in ("zeros_ptr", "bias_ptr", "ends_ptr") if name not in pointers}
     signature, constants, divisible = specialise(quantized_fragments, arguments, pointers)
     return compile_kernel(
         quantized_fragments, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
