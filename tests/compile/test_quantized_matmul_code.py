@@ -69,6 +69,26 @@ def test_planned_fragments_spill_nothing(gpu, kind, dtype, group):
     assert not re.search(r"\bds_bpermute|\bds_(?:load|read)_u8", code.asm)
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("kind", [*KINDS, "mxfp4"])
+@pytest.mark.parametrize(("rows", "k"), [(32, 4096), (128, 4096), (512, 4096), (64, 4160)])
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_planned_fragments_of_rows_in_groups_spill_nothing(gpu, kind, rows, k, group):
+    """With a bias, tiles of every size."""
+    problem = QuantizedProblem.contiguous(
+        16 * rows, 4096, k, dtype="bf16", dtype_w=kind.removeprefix("mx"), group=group, bias="bf16", batch=16,
+        dtype_scale="e8m0" if kind == "mxfp4" else "fp16", zeros=kind == "uint4" and group != 32, ragged=True,
+    )  # fmt: skip
+    tile = plan(problem, get_gpu(gpu))
+    if group and k % group:
+        return
+    assert isinstance(tile, FragmentsConfig)
+    code = code_object(problem, get_gpu(gpu), tile)
+    assert code.spills == 0
+    assert code.lds_bytes <= get_gpu(gpu).lds_bytes
+
+
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_four_bits_become_two_halves_by_four_instructions(gpu):
     """One `and`, one `xor` for both numbers of a byte: of 16 x 256 a lane of two waves has 32 bytes."""

@@ -64,10 +64,17 @@ def test_a_plan_goes_by_rows(name):
     ("gfx942", {"group": 32}, (64, 64, 128)), ("gfx1151", {"group": 32}, None),
     ("gfx1151", {"dtype_w": "fp8"}, None), ("gfx90a", {}, None),
     ("gfx942", {"group": 16}, None), ("gfx1201", {"k": 4160, "group": 32}, (64, 128, 64)), ("gfx1201", {"k": 80}, None),
-    ("gfx942", {"m": 128}, None), ("gfx1201", {"m": 64}, None), ("gfx1201", {"batch": 8, "ragged": True}, None),
+    ("gfx942", {"m": 128}, None), ("gfx1201", {"m": 64}, None),
+    ("gfx1201", {"batch": 8, "ragged": True}, (64, 128, 64)), ("gfx1201", {"batch": 16, "ragged": True}, (32, 128, 64)),
+    ("gfx1151", {"batch": 16, "ragged": True, "group": 32}, (32, 64, 64)),
+    ("gfx1151", {"m": 4096, "batch": 8, "ragged": True, "dtype_w": "fp8"}, (64, 64, 64)),
+    ("gfx942", {"batch": 16, "ragged": True}, (32, 64, 128)),
+    ("gfx942", {"batch": 16, "ragged": True, "group": 32, "k": 2880}, (64, 128, 64)),
+    ("gfx1201", {"m": 4096, "batch": 8, "ragged": True, "group": 0}, (128, 64, 64)),
+    ("gfx1201", {"batch": 64, "ragged": True}, None), ("gfx942", {"n": 256, "batch": 16, "ragged": True}, None),
 ])  # fmt: skip
 def test_many_rows_are_multiplied_by_fragments(name, how, tile):
-    """On AMD, where K is whole K-tiles and there are waves enough without parts of K."""
+    """On AMD, where K is whole K-tiles and there are waves enough without parts of K; in groups more than 16 each."""
     problem, gpu = product(**{"m": 512, "n": 4096, "k": 4096} | how), get_gpu(name)
     config = plan(problem, gpu)
     assert isinstance(config, FragmentsConfig) == (tile is not None)

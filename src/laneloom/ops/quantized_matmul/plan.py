@@ -17,6 +17,7 @@ from .problem import QuantizedProblem
 TILES = ((1, 1, 16, 256, 2), (16, 16, 16, 128, 1), (64, 32, 32, 64, 2))
 #: of more rows; of weights of 8 bits a longer K-tile leaves no registers (RDNA)
 LARGE = {True: (64, 128, 64, 4), False: (64, 128, 32, 4)}
+FEW_OF_GROUP, SOME_OF_GROUP = 48, 192  #: rows, for which tiles of 32, and of 64, are faster than larger ones
 MOST_PARTS, WAVES = 8, 2  #: of K; waves of a SIMD that parts of K are for
 
 
@@ -25,6 +26,9 @@ def _fragments(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
 
     A wave with 128 rows has no registers for a second set of sums on RDNA 4: where groups have their own it gets 64,
     and K-tiles of several small groups. RDNA 3 is slower so than by `tiles`, or spills, but for large groups of 4 bits.
+
+    Of rows in groups a tile has no more than a group is likely to fill. Where it has half of a
+    line of X, CDNA's L2 is the limit: larger tiles ask it for less.
     """
     own_sums = problem.group > 0 and not problem.folds
     if gpu.wmma_version == 0:
@@ -32,13 +36,22 @@ def _fragments(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     elif gpu.wmma_version == 2 and own_sums:
         block_m, block_n, block_k = 64, 128, 128 if problem.group < 64 else 64
     elif own_sums and (problem.group < 64 or not problem.is_packed):
-        return
+        if not problem.ragged:
+            return
+        block_m, block_n, block_k = 64, 64, 64
     else:
         block_m, block_n, block_k = 128, 64, 64
+    if problem.ragged and problem.typical.m <= SOME_OF_GROUP:
+        block_m = 64
+    few = problem.ragged and problem.typical.m <= FEW_OF_GROUP
     for depth in (block_k, block_k // 2):
-        config = FragmentsConfig(block_m=block_m, block_n=block_n, block_k=depth)
+        rows = 32 if few else block_m
+        if problem.ragged and gpu.wmma_version == 0 and depth < block_k:
+            rows, block_n = 64, 128
+        config = FragmentsConfig(block_m=rows, block_n=block_n, block_k=depth)
         # with fewer waves than three for four SIMDs parts of K are faster
-        if 4 * config.programs(problem) * config.num_warps >= 3 * gpu.compute_units * gpu.simds_per_cu:
+        programs = problem.likely_row_tiles(rows) * -(-problem.n // block_n)
+        if 4 * programs * config.num_warps >= 3 * gpu.compute_units * gpu.simds_per_cu:
             yield config
 
 
@@ -56,7 +69,7 @@ def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     stages = 2 if gpu.vendor == "nvidia" else 1
     longest = 1 << max(4, (problem.k - 1).bit_length())
     m = problem.typical.m
-    if m > TILES[-1][0] and gpu.vendor == "amd" and not problem.ragged:
+    if m > TILES[1 if problem.ragged else -1][0] and gpu.vendor == "amd":
         yield from _fragments(problem, gpu)
     for rows, block_m, block_n, block_k, num_warps in (*TILES, (m, *LARGE[problem.is_packed])):
         if m > rows:
