@@ -102,6 +102,20 @@ def test_rows_in_groups(name, kind):
         assert [launch.kernel for launch in emulation.launches] == ["quantized_fragments"]
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_planned_of_rows_in_groups(name):
+    """C stored 16 bytes at a time from any row on."""
+    torch.manual_seed(9)
+    n, ends = 3648 if name == "gfx942" else 1104, (0, 101, 102, 190)
+    weight, x = weight_of("int4", n, 256, 128, 4, scale="fp16"), torch.randn(200, 256).half()
+    out = torch.full((200, n), torch.nan).half()
+    with laneloom.emulated(name, strict=True) as emulation:
+        laneloom.quantized_matmul(x, weight, ends=torch.tensor(ends, dtype=torch.int32), out=out)
+    assert judge_groups(out, x, weight, ends) == 190
+    assert out[190:].isnan().all()
+    assert emulation.launches[0].kernel == "quantized_fragments"
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_weights_of_a_batch_and_strided_results(dtype):
     """An own weight of each product, C's columns two apart, stored one by one."""

@@ -27,8 +27,8 @@ def _fragments(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     A wave with 128 rows has no registers for a second set of sums on RDNA 4: where groups have their own it gets 64,
     and K-tiles of several small groups. RDNA 3 is slower so than by `tiles`, or spills, but for large groups of 4 bits.
 
-    Of rows in groups a tile has no more than a group is likely to fill. Where it has half of a
-    line of X, CDNA's L2 is the limit: larger tiles ask it for less.
+    Of rows in groups a tile has no more than a group is likely to fill. Where K-tiles are half of a line
+    of X, CDNA's L2 is the limit: larger tiles ask it for less.
     """
     own_sums = problem.group > 0 and not problem.folds
     if gpu.wmma_version == 0:
