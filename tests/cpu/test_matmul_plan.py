@@ -112,6 +112,16 @@ def test_cdna_2_and_3_multiply_8_bit_floats_as_bf16(gpu):
     assert config.text == plan(dense(4096, 4096, 4096, dtype="bf16"), gpu).text  # the same tiles in LDS
 
 
+def test_stream_k_is_for_rounds_that_are_not_full():
+    for name, sizes, streams in (
+        ("gfx1151", (1024, 4096, 4096), False), ("gfx1151", (2048, 2048, 2048), False),
+        ("gfx1151", (512, 4096, 4096), False), ("gfx1151", (1024, 1408, 4096), True),
+        ("gfx1201", (768, 3072, 4096), True),
+    ):  # fmt: skip
+        config = plan(dense(*sizes, dtype="fp16", layout="nt"), get_gpu(name))
+        assert bool(getattr(config, "stream_k", 0)) == streams, (name, sizes)
+
+
 def test_cdna_tiles_of_256_rows(monkeypatch):
     """Where they fill rounds of the GPU's workgroups, and a SIMD has registers for two waves of them."""
 

@@ -178,6 +178,15 @@ def test_an_addition_is_limited_by_memory(gpu: str):
     assert prediction.label == "predicted"
 
 
+def test_a_launch_that_loads_an_eighth_of_its_arguments_is_not_charged_for_all():
+    """Of what is stored it may store all."""
+    n = 9 << 20
+    x, y, out = arrays(n)
+    prediction = predict(lambda: add[(n // 8192,)](x, y, out, n, BLOCK=1024), "gfx1100")
+    floor = (4 + 8 / 8) * n / machine_of("gfx1100").memory_gbs * 1e-3
+    assert prediction.kernels[0].bandwidth_us == pytest.approx(floor, rel=0.02)
+
+
 def test_time_follows_work_and_machine():
     machine, same = machine_of("gfx1151"), arrays(1 << 23)
 

@@ -163,7 +163,10 @@ def evaluate(launched: Sample, machine: Machine, longer: float = 1.0) -> KernelP
     if rest:
         last = -(-rest // machine.wgps)
         total += cycles if last == launched.resident else round_of(last)[0]
-    bandwidth_us = launched.footprint / (machine.mall_gbs if near else machine.memory_gbs) * 1e-3
+    # a launch that makes what others leave reads a part of its arguments
+    read = launched.loaded * longer * machine.wgps * launched.workgroups / at_once
+    moved = min(launched.footprint, launched.footprint - launched.sources + read) if read else launched.footprint
+    bandwidth_us = moved / (machine.mall_gbs if near else machine.memory_gbs) * 1e-3
     time_us = max(total / machine.clock_ghz * 1e-3, bandwidth_us)
     return KernelPrediction(
         program.kernel, machine.gpu.name, time_us, _limiter(outcome, time_us, bandwidth_us), outcome.busy,

@@ -66,6 +66,7 @@ STREAMS = (1, 2, 4)  #: programs of a compute unit that share the last round of 
 STEP_S = 0.6e-6  #: a K-tile takes at least the latency of its loads, however many programs share a compute unit
 EXTRA_STEPS = 3  #: K-tiles that a program's beginning and end cost
 LAUNCH_S = 4e-6  #: what a second launch costs
+MOST_FILL = 0.9  #: of rounds that stream-K is for: the timing model has it behind where they are fuller
 DRAIN = 1.05  #: of stream-K, whose launches wait for each other's slowest workgroup
 UNHIDDEN = 0.1  #: of what is hidden behind something longer
 MOST_TOGETHER = 8  #: programs on a compute unit
@@ -94,11 +95,19 @@ def _with_splits(problem: MatmulProblem, config: Tile, gpu: Gpu) -> Iterator[Til
     steps = -(-problem.k_stored // config.block_k)
     if _tiles(problem, config) < PROGRAMS_PER_UNIT * gpu.compute_units:
         yield from (replace(config, split_k=parts) for parts in SPLITS[1:] if parts * LEAST_STEPS <= steps)
+    if _fill(problem, config, gpu) > MOST_FILL:
+        return
     for each in STREAMS:
         shared = replace(config, stream_k=each)
         shares = shared.shares(problem, gpu)
         if each <= _room(problem, config, gpu) and shares.workers > shares.shared > 0:
             yield shared
+
+
+def _fill(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> float:
+    """Of the last round of tiles and those before it, where each workgroup processor has a tile at a time."""
+    tiles, units = _tiles(problem, config), gpu.compute_units // 2
+    return tiles / (-(-tiles // units) * units)
 
 
 def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
