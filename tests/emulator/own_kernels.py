@@ -123,12 +123,12 @@ def _quantize(seed=0, more=0):
     return call
 
 
-def _quantized(m: int, config: str):
+def _quantized(m: int, config: str, k: int = 100):
     def make(seed=0, more=0):
         torch.manual_seed(seed)
-        values = torch.randint(0, 256, (37, 50 + more // 2), dtype=torch.uint8)
-        weight = laneloom.QuantizedWeight(values, torch.rand(37, -(-(100 + more) // 32)) + 0.5, "int4", 32)
-        x = _half(m, 100 + more)
+        values = torch.randint(0, 256, (37, (k + more) // 2), dtype=torch.uint8)
+        weight = laneloom.QuantizedWeight(values, torch.rand(37, -(-(k + more) // 32)) + 0.5, "int4", 32)
+        x = _half(m, k + more)
         return lambda: (laneloom.quantized_matmul(x, weight, config=config),)
 
     return make
@@ -212,6 +212,10 @@ CASES = {
     ),
     "a row against few bits": Case(
         "quantized_matmul/tiles", _quantized(1, "tiles:block_m=1,block_n=16,block_k=32,num_warps=1,stages=1"),
+    ),
+    "few bits, unpacked where they are multiplied": Case(
+        "quantized_matmul/fragments", _quantized(40, "fragments:block_m=32,block_n=64,block_k=32,num_warps=2", 128),
+        caught=Counter(wait=20, barrier=4, mask=45), step=10,
     ),
     "quantising": Case("quantize/blocks", _quantize, caught=Counter(wait=1, mask=1), step=10),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),

@@ -130,6 +130,17 @@ class QuantizedProblem:
         return max(1.0, self.batches * (chosen + sum(takewhile(lambda p: p > 1e-6, more))))
 
     @property
+    def pointers(self) -> dict[str, str | None]:
+        """Types of the pointers that a kernel gets, None of those that are not there."""
+        bytes_of = {"e8m0": "u8", "fp8": "u8"}
+        return {
+            "x_ptr": f"*{self.dtype}", "values_ptr": "*u8", "c_ptr": f"*{self.dtype_out}",
+            "scales_ptr": f"*{bytes_of.get(self.dtype_scale, self.dtype_scale)}",
+            "zeros_ptr": "*u8" if self.zeros else None, "bias_ptr": f"*{self.bias[0]}" if self.bias else None,
+            "ends_ptr": "*i32" if self.ragged else None,
+        }  # fmt: skip
+
+    @property
     def typical(self) -> QuantizedProblem:
         """What to plan rows in groups for: the groups that have some, if rows choose at random, each with one row and,
         of what the others have, a standard deviation more than the mean. A product without groups is itself."""

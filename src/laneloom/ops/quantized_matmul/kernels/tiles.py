@@ -324,19 +324,9 @@ def prepare(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> Cal
 
 def code_object(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    known = {"e8m0": "*u8", "fp8": "*u8"}
-    pointers = {
-        "x_ptr": f"*{problem.dtype}", "values_ptr": "*u8", "scales_ptr": known.get(problem.dtype_scale) or
-        f"*{problem.dtype_scale}", "c_ptr": f"*{problem.dtype_out}",
-    }  # fmt: skip
+    pointers = {name: of for name, of in problem.pointers.items() if of is not None}
     arguments = dict(zip(quantized_tiles.arg_names[7:], _arguments(problem, config, gpu), strict=True))
-    if problem.zeros is not None:
-        pointers["zeros_ptr"] = "*u8"
-    if problem.bias is not None:
-        pointers["bias_ptr"] = f"*{problem.bias[0]}"
-    if problem.ragged:
-        pointers["ends_ptr"] = "*i32"
-    arguments |= {name: None for name in ("zeros_ptr", "bias_ptr", "ends_ptr") if name not in pointers}
+    arguments |= {name: None for name in problem.pointers if name not in pointers}
     signature, constants, divisible = specialise(quantized_tiles, arguments, pointers)
     return compile_kernel(
         quantized_tiles, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
