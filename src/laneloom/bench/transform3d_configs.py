@@ -114,11 +114,16 @@ def configs_of_large(problem: Transform3dProblem) -> list[Transform3dConfig]:
     return list(dict.fromkeys(found))
 
 
+def most_tensors(k: int, dtype: str) -> int:
+    """An even number of them that move MOST_BYTES."""
+    return MOST_BYTES // Transform3dProblem(k, 1, dtype).bytes // 2 * 2
+
+
 def large_problems() -> Iterator[Transform3dProblem]:
     """Many tensors of large orders, an even number of them."""
     for dtype, orders in ORDERS_OF_LARGE.items():
         for k in orders:
-            most = MOST_BYTES // Transform3dProblem(k, 1, dtype).bytes // 2 * 2
+            most = most_tensors(k, dtype)
             yield Transform3dProblem(k, min(most, MOST_OF_LARGE), dtype)
 
 
@@ -132,7 +137,7 @@ def problems() -> Iterator[Transform3dProblem]:
     """Every batch that is not too large, of even numbers of tensors, whose bytes a copy can move as doubles."""
     for dtype, orders in ORDERS.items():
         for k in orders:
-            most = MOST_BYTES // Transform3dProblem(k, 1, dtype).bytes // 2 * 2
+            most = most_tensors(k, dtype)
             counts = dict.fromkeys((*COUNTS, most))
             yield from (Transform3dProblem(k, count, dtype) for count in counts if count <= most)
 

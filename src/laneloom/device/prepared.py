@@ -75,22 +75,24 @@ class PreparedLaunch:
 
 
 def specialise(
-    kernel: Any, arguments: Mapping[str, Any], pointers: Mapping[str, str]
+    kernel: Any, arguments: Mapping[str, Any], pointers: Mapping[str, str | None]
 ) -> tuple[dict[str, str], dict[str, Any], list[str]]:
     """What Triton's JIT makes of `arguments`, for `codegen.compile_kernel`: signature, constants, and the attrs.
 
-    `pointers` has the type of each pointer and tensor descriptor; all of them are taken to be aligned to 16 bytes.
+    `pointers` has the type of each pointer and tensor descriptor, None of one that is not there; all of them are taken
+    to be aligned to 16 bytes.
     An integer that is 1 becomes a constant, one that 16 divides is marked so, unless the kernel forbids it.
     """
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
-    divisible = [name for name, kind in pointers.items() if kind.startswith("*")]
+    divisible = [name for name, kind in pointers.items() if kind is not None and kind.startswith("*")]
     for parameter in kernel.params:
         name = parameter.name
-        if name in pointers:
-            signature[name] = pointers[name]
+        kind = pointers.get(name)
+        if kind is not None:
+            signature[name] = kind
             continue
-        value = arguments[name]
+        value = None if name in pointers else arguments[name]
         free = not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (free and isinstance(value, int) and value == 1):
             constants[name] = value

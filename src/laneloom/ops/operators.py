@@ -161,7 +161,7 @@ class Composed(WarmCalls):
 
 
 # Found once: to look such a function up costs as much as to call it.
-_any_autocast, _tracer = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
+any_autocast, _tracer = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _interpreters: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -170,7 +170,7 @@ def is_watched() -> bool:
     """Whether something between the caller and the kernel wants to see operators: autocast, a tracer, a mode, a
     transform, forward-mode derivatives."""
     return (
-        _any_autocast()
+        any_autocast()
         or _tracer() is not None
         or _dispatch_modes() > 0
         or (_function_modes() > 0 and any(map(_looks_at_operators, range(_function_modes()))))

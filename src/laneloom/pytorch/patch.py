@@ -27,7 +27,7 @@ from torch.utils._contextlib import _wrap_generator
 from triton.runtime import driver
 
 from ..errors import ArgumentError, LaneloomError
-from ..ops.operators import AUTOCAST_DEVICES, is_watched
+from ..ops.operators import AUTOCAST_DEVICES, any_autocast, is_watched
 from ..ops.warm import MOST_CALLS, keep, key_of
 from .routes import ATTENTION, GRADIENTS, MULTI_HEAD_BODY, OTHERS, ROUTES, Decided, Kept, Met, Route
 from .routing import (
@@ -108,7 +108,6 @@ class _Memory:
     kept: dict[tuple[Any, ...], Stays] = field(default_factory=dict)
 
 
-is_any_autocast = torch._C._is_any_autocast_enabled
 _memories: dict[tuple[bool, bool], _Memory] = {}  #: by `always` and `captured`
 
 
@@ -195,7 +194,7 @@ class Patched(TorchFunctionMode):
             with _first(self):
                 return self._routed(func, route, args, kwargs)
         memory, brief = self._memory, None
-        if memory is not None and modes[-1] is self and not is_any_autocast():
+        if memory is not None and modes[-1] is self and not any_autocast():
             brief = route.kept.brief(func, args, kwargs)
             stays = None if brief is None else memory.kept.get(brief)
             if stays is not None and (stays.weight is None or stays.weight() is args[1]):
@@ -352,7 +351,7 @@ def _tf32(x: Any) -> bool:
 
 def _autocast() -> Any:
     """The dtypes that autocast brings operands to, None where it is off."""
-    if not is_any_autocast():
+    if not any_autocast():
         return None
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES)
 

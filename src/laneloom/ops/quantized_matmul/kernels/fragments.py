@@ -273,11 +273,9 @@ def launch(
 
 def code_object(problem: QuantizedProblem, config: FragmentsConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    pointers = {name: of for name, of in problem.pointers.items() if of is not None}
     arguments = dict(zip(quantized_fragments.arg_names[7:], _integers(problem), strict=False))
     arguments |= _constants(problem, config, gpu)
-    arguments |= {name: None for name in problem.pointers if name not in pointers}
-    signature, constants, divisible = specialise(quantized_fragments, arguments, pointers)
+    signature, constants, divisible = specialise(quantized_fragments, arguments, problem.pointers)
     return compile_kernel(
         quantized_fragments, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
         attrs=divisible,

@@ -324,10 +324,8 @@ def prepare(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> Cal
 
 def code_object(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    pointers = {name: of for name, of in problem.pointers.items() if of is not None}
     arguments = dict(zip(quantized_tiles.arg_names[7:], _arguments(problem, config, gpu), strict=True))
-    arguments |= {name: None for name in problem.pointers if name not in pointers}
-    signature, constants, divisible = specialise(quantized_tiles, arguments, pointers)
+    signature, constants, divisible = specialise(quantized_tiles, arguments, problem.pointers)
     return compile_kernel(
         quantized_tiles, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
         attrs=divisible,
